@@ -1,0 +1,190 @@
+//! What can go wrong, by plane. Every message says cause and remedy; an error consumes nothing.
+
+use crate::{Layer, RequestId};
+use engram_keygen::{RowId, Token};
+use std::path::PathBuf;
+
+/// Why the scheduler no longer serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Closed {
+    /// `shutdown` was called, or the last handle dropped.
+    #[error("the scheduler was shut down")]
+    Shutdown,
+    /// An actor panicked or its I/O path broke; see the log line it printed. Reopen the scheduler.
+    #[error("the scheduler failed for good: an I/O actor stopped; reopen it")]
+    Fatal,
+}
+
+/// Errors of [`Scheduler::start`](crate::Scheduler::start).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A file could not be opened.
+    #[error("cannot open {path}: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The chosen backend is not to be had; `auto` falls back instead.
+    #[error("backend {backend} is not available: {why}; use --backend auto to fall back")]
+    Backend {
+        /// The backend asked for.
+        backend: &'static str,
+        /// Cause and remedy.
+        why: String,
+    },
+    /// `O_DIRECT` was required and refused.
+    #[error(
+        "{path} cannot be read with O_DIRECT ({why}); allow buffered reads, or move the table to a file system that has it"
+    )]
+    DirectRefused {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        why: String,
+    },
+    /// Tables and spec do not describe the same model.
+    #[error("the tables do not fit the spec: {0}")]
+    Mismatch(String),
+    /// A limit is out of its range.
+    #[error("limit {limit}: {why}")]
+    Limit {
+        /// The field of [`Limits`](crate::Limits).
+        limit: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start thread {name}: {source}; raise the process limit (ulimit -u, pids cgroup)")]
+    Spawn {
+        /// The thread's name.
+        name: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Memory could not be reserved.
+    #[error("cannot reserve {bytes} bytes of memory: {source}; lower the limits")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// Errors of the token plane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// No such request, or it has ended: its id is not mistaken for its successor's.
+    #[error("request {0} is unknown or has ended; begin it again")]
+    UnknownRequest(RequestId),
+    /// The token is negative or beyond the vocabulary (or the token map).
+    #[error("token {tok} at position {pos} is outside the vocabulary (0..{vocab}); it was not hashed")]
+    BadToken {
+        /// The token.
+        tok: Token,
+        /// Its position.
+        pos: u64,
+        /// Valid ids are below this.
+        vocab: u32,
+    },
+    /// Tokens must follow each other: the position is not the request's end.
+    #[error("position {pos} does not follow the request's end {end}")]
+    Gap {
+        /// Position after the last token.
+        end: u64,
+        /// Position given.
+        pos: u64,
+    },
+    /// `begin` beyond position 0 needs the last ids before it.
+    #[error("starting at a later position needs {need} ids of history, got {got}")]
+    HistoryTooShort {
+        /// Ids needed: min(start_pos, n-1).
+        need: u32,
+        /// Ids given.
+        got: u32,
+    },
+    /// A limit is reached; nothing was consumed.
+    #[error("limit {0} is reached; drain or finish requests, or raise it at open")]
+    LimitReached(&'static str),
+    /// Another thread is feeding this request right now; call again.
+    #[error("another thread is feeding this request; call again")]
+    Busy,
+    /// The scheduler no longer serves.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Errors of `await_layer`.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwaitError {
+    /// The rows were not complete in time; nothing advanced, await again.
+    #[error("deadline missed: {ready} of {total} tokens ready; nothing advanced, await again")]
+    DeadlineMissed {
+        /// Tokens of the range whose rows are in place.
+        ready: u32,
+        /// Tokens of the range.
+        total: u32,
+    },
+    /// No such request, or it has ended.
+    #[error("request {0} is unknown or has ended")]
+    UnknownRequest(RequestId),
+    /// The model has no such layer, or this process did not open it.
+    #[error("layer {0} has no table here")]
+    UnknownLayer(Layer),
+    /// Layers of a range are taken in order.
+    #[error("layer {asked} is out of order: layer {next} is next")]
+    OutOfOrder {
+        /// The layer that is due.
+        next: Layer,
+        /// The layer asked for.
+        asked: Layer,
+    },
+    /// A row could not be read. The range stays; abort the request.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Another await of this request is pending, or rows of its last range are still held.
+    #[error("another await of this request is pending, or rows of its last range are still held; drop them first")]
+    Busy,
+    /// The scheduler no longer serves.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// A row that could not be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("layer {layer}, row {row}: reading {file} failed: {}", describe_errno(*.errno))]
+pub struct ReadError {
+    /// The layer.
+    pub layer: Layer,
+    /// The row id.
+    pub row: RowId,
+    /// The file.
+    pub file: PathBuf,
+    /// OS error number; 0 means that the file ended before the row did.
+    pub errno: i32,
+}
+
+fn describe_errno(errno: i32) -> String {
+    if errno == 0 {
+        "the file ends before the row: it was truncated; restore it and reopen".into()
+    } else {
+        std::io::Error::from_raw_os_error(errno).to_string()
+    }
+}
+
+/// Errors of `shutdown`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShutdownError {
+    /// The kernel still holds buffers; nothing was freed, call again.
+    #[error("{reads} reads are still in the kernel; their buffers stay reserved, call shutdown again")]
+    Busy {
+        /// Reads still out.
+        reads: u64,
+    },
+}

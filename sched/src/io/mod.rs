@@ -1,0 +1,107 @@
+//! I/O backends: how bytes get from a file into the arena.
+//!
+//! A backend knows files, offsets and buffer slots. It knows no rows and no requests; what a read is for is its caller's business.
+//! Each backend belongs to one I/O actor and is driven from that actor's thread alone: [`Backend::queue`] then [`Backend::submit`],
+//! then [`Backend::reap`]. The one operation for other threads is waking a sleeping `reap` through [`Backend::waker`].
+//!
+//! Invariants:
+//! - A slot belongs to the backend from `queue` until its completion has been reaped; the actor neither reads nor reuses it before.
+//! - Every queued read yields exactly one completion, also when the kernel refuses it.
+//! - A backend never retries and never resumes: short reads, `EINTR` and `EAGAIN` are reported, and the actor decides.
+
+use crate::sync::Arc;
+use engram_store::FileId;
+
+/// One read: `len` bytes at `offset` of `file`, to byte `slot_offset` of buffer slot `slot`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadOp {
+    /// Given back with the completion: slot in the low half, the slot's generation in the high half.
+    pub tag: u64,
+    /// The file.
+    pub file: FileId,
+    /// First byte in the file; a multiple of [`Backend::alignment`] of that file.
+    pub offset: u64,
+    /// Bytes to read; a multiple of the alignment, though the file may end earlier.
+    pub len: u32,
+    /// Buffer slot, below the number of slots the backend was made with.
+    pub slot: u32,
+    /// Where in the slot the bytes go; a multiple of the alignment.
+    pub slot_offset: u32,
+}
+
+/// The end of one read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The tag of the [`ReadOp`].
+    pub tag: u64,
+    /// Bytes read (0 at the end of the file), or the OS error number.
+    pub result: Result<u32, i32>,
+}
+
+/// How long [`Backend::reap`] may wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Not at all.
+    Poll,
+    /// Until at least one read has completed (there is one in flight), or a wake came through [`Backend::waker`].
+    Completion,
+    /// Until [`WakeBackend::wake`] is called; nothing is in flight. A wake that came before the call is not lost.
+    Wake,
+}
+
+/// Ends a [`Wait::Wake`] from any thread. A wake while nobody waits ends the next wait at once (it is sticky).
+pub trait WakeBackend: Send + Sync {
+    /// Wakes the actor.
+    fn wake(&self);
+}
+
+/// What a backend really uses, for reports.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BackendReport {
+    /// `io-uring`, `pread`, `mmap` or `simulated`.
+    pub backend: &'static str,
+    /// Whether every file is read with `O_DIRECT`.
+    pub direct: bool,
+    /// Set-up flags and registrations granted, such as `single-issuer`, `defer-taskrun`, `fixed-files`, `fixed-buffers`.
+    pub flags: Vec<String>,
+    /// Anything asked for and not had, with cause and remedy; one sentence each.
+    pub notes: Vec<String>,
+    /// Calls that entered the kernel to submit or wait.
+    pub enters: u64,
+}
+
+/// One I/O path, owned by one I/O actor.
+pub trait Backend: Send {
+    /// Reads of `file` must have offset, length and slot offset at multiples of this (a power of two, 1 if any offset will do).
+    fn alignment(&self, file: FileId) -> u32;
+
+    /// Bytes of one buffer slot, a multiple of 4096.
+    fn slot_bytes(&self) -> u32;
+
+    /// Number of buffer slots, which is also the most reads that can be in flight.
+    fn slots(&self) -> u32;
+
+    /// Accepts a read. Never waits and never fails for want of room: at most one read per slot is outstanding.
+    fn queue(&mut self, op: ReadOp);
+
+    /// Starts everything queued.
+    fn submit(&mut self);
+
+    /// Appends completions to `out` as `wait` says; may return early with none.
+    ///
+    /// # Errors
+    /// The OS error number if the path itself is broken; reads in flight then complete by [`Backend::drain`] or never.
+    fn reap(&mut self, wait: Wait, out: &mut Vec<Completion>) -> Result<(), i32>;
+
+    /// The bytes of a slot whose read has completed.
+    fn slot(&self, slot: u32) -> &[u8];
+
+    /// Wakes `reap` from other threads.
+    fn waker(&self) -> Arc<dyn WakeBackend>;
+
+    /// Waits, at most `timeout`, until the kernel holds no buffer; returns how many reads are still out.
+    fn drain(&mut self, timeout: std::time::Duration) -> usize;
+
+    /// What is really used.
+    fn report(&self) -> BackendReport;
+}

@@ -1,0 +1,19 @@
+//! The machinery of `engram-sched`: actors, queues, batching, I/O backends, completion.
+
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+pub mod io;
+mod limits;
+#[cfg(not(loom))]
+mod scheduler;
+pub mod sync;
+
+#[cfg(not(loom))]
+pub use error::{AwaitError, Closed, ReadError, ShutdownError, StartError, TokenError};
+pub use limits::{Limits, MemoryBounds};
+#[cfg(not(loom))]
+pub use scheduler::{
+    AwaitLayer, BackendChoice, Begin, DirectMode, Layer, LayerRows, Parts, RequestClass, RequestId, Scheduler,
+    StartOptions, Stats,
+};

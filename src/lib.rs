@@ -1,0 +1,1 @@
+//! n-gram embedding rows, read ahead of the layer that needs them.
