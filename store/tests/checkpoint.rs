@@ -183,12 +183,7 @@ fn a_table_in_one_tensor_is_a_table_of_one_shard() {
         remove(&mut files, &shard(n));
     }
     let data = common::rows(0, 80, RowFormat::qwen_fp8(10, SCALE_BITS));
-    files.get_mut("b.safetensors").unwrap().push(t(
-        format!("{PLE}ngram_embedding.weight"),
-        "F8_E4M3",
-        &[80, 10],
-        data,
-    ));
+    files.get_mut("b.safetensors").unwrap().push(t(format!("{PLE}ngram_embedding.weight"), "F8_E4M3", &[80, 10], data));
     let (_dir, opened) = with_dir(&files, Some(&config));
     check_rows(&opened.unwrap(), &[0]);
 }
