@@ -5,6 +5,7 @@ mod error;
 #[cfg(not(loom))]
 pub mod io;
 mod limits;
+pub mod protocol;
 #[cfg(not(loom))]
 mod scheduler;
 pub mod sync;
