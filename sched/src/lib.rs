@@ -12,9 +12,10 @@ pub mod sync;
 
 #[cfg(not(loom))]
 pub use error::{AwaitError, Closed, ReadError, ShutdownError, StartError, TokenError};
+#[cfg(not(loom))]
+pub use io::{BackendChoice, DirectMode};
 pub use limits::{Limits, MemoryBounds};
 #[cfg(not(loom))]
 pub use scheduler::{
-    AwaitLayer, BackendChoice, Begin, DirectMode, Layer, LayerRows, Parts, RequestClass, RequestId, Scheduler,
-    StartOptions, Stats,
+    AwaitLayer, Begin, Layer, LayerRows, Parts, RequestClass, RequestId, Scheduler, StartOptions, Stats,
 };
