@@ -8,7 +8,7 @@ source "$(dirname "$0")/env.sh"
 
 tokenizer="$(v41_tokenizer)"
 if [[ -n "$tokenizer" ]]; then export ENGRAM_V41_TOKENIZER="$tokenizer"; fi
-if [[ -f "$FIXTURES/stamp" ]]; then export ENGRAM_FIXTURES="$(cd "$FIXTURES" && pwd)"; fi
+if [[ -f "$FIXTURES/stamp" ]]; then export ENGRAM_FIXTURES="$FIXTURES"; fi
 
 log="$TARGET/test.log"
 mkdir -p "$TARGET"
