@@ -254,20 +254,29 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
         b.ready += 1;
     });
     let ended = catch_unwind(AssertUnwindSafe(|| actor.run()));
-    if !matches!(ended, Ok(Ok(()))) {
-        let why = match ended {
-            Ok(Err(errno)) => std::io::Error::from_raw_os_error(errno).to_string(),
-            _ => "it panicked".into(),
-        };
-        eprintln!(
-            "engram-sched: I/O actor {index} stopped: {why}. Every wait fails from now on; reopen the scheduler."
-        );
+    let cause = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(errno)) => Some(std::io::Error::from_raw_os_error(errno).to_string()),
+        Err(panic) => Some(format!("it panicked: {}", panic_message(&*panic))),
+    };
+    let mut last = report(&mut actor);
+    let failed = cause.is_some();
+    if let Some(cause) = cause {
+        last.notes
+            .push(format!("I/O actor {index} stopped: {cause}; every wait fails since then, reopen the scheduler"));
+    }
+    board.update(|b| b.reports[index] = last);
+    if failed {
         core.close(Closed::Fatal);
     }
     let left = actor.backend().drain(DRAIN_MAX) as u64;
-    let last = report(&mut actor);
-    board.update(|b| {
-        b.reports[index] = last;
-        b.abandoned += left;
-    });
+    board.update(|b| b.abandoned += left);
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(message), _) => message,
+        (_, Some(message)) => message,
+        _ => "no message",
+    }
 }
