@@ -156,26 +156,33 @@ impl Threads {
         spawner: &dyn SpawnThread,
     ) -> Result<(), StartError> {
         for (index, factory) in factories.into_iter().enumerate() {
-            let (core, board) = (Arc::clone(core), Arc::clone(&self.board));
-            self.spawn_one(spawner, format!("engram-io-{index}"), move || io_thread(&core, index, factory, &board))?;
+            let (io_core, board) = (Arc::clone(core), Arc::clone(&self.board));
+            let body = move || io_thread(&io_core, index, factory, &board);
+            self.spawn_one(core, spawner, format!("engram-io-{index}"), body)?;
         }
         for index in 0..core.limits.workers {
-            let core = Arc::clone(core);
-            self.spawn_one(spawner, format!("engram-keygen-{index}"), move || workers::work(&core))?;
+            let worker_core = Arc::clone(core);
+            let body = move || workers::work(&worker_core);
+            self.spawn_one(core, spawner, format!("engram-keygen-{index}"), body)?;
         }
         Ok(())
     }
 
     fn spawn_one(
         &self,
+        core: &Arc<Core>,
         spawner: &dyn SpawnThread,
         name: String,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), StartError> {
         self.board.update(|b| b.running += 1);
-        let board = Arc::clone(&self.board);
+        let (core, board, thread) = (Arc::clone(core), Arc::clone(&self.board), name.clone());
         let counted = move || {
-            body();
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+                let why = format!("thread {thread} panicked: {}", panic_message(&*panic));
+                core.close(Closed::Fatal);
+                board.update(|b| b.refused = Some(StartError::Backend { backend: "chosen", why }));
+            }
             board.update(|b| b.running -= 1);
         };
         match spawner.spawn(name.clone(), Box::new(counted)) {
