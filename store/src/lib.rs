@@ -22,6 +22,7 @@ mod raw;
 pub mod self_proof;
 mod synth;
 mod table;
+mod token_map;
 
 pub use checkpoint::{Dtype, HEADER_BYTES_MAX, HeaderFault};
 pub use config::{ModelConfig, QwenConfig, V41Config};
@@ -35,3 +36,6 @@ pub use raw::RawGeometry;
 pub use self_proof::SelfProof;
 pub use synth::{SparseSample, Summary, SynthLayout, SynthPlan, SynthTable, synth};
 pub use table::{DataFile, Extent, FileId, LayoutError, Part, Shard, Table};
+pub use token_map::{
+    CachedTokenMap, ExpectedMap, MapOrigin, TOKEN_MAP_IDS_MAX, TokenMap, TokenMapCache, TokenMapError,
+};
