@@ -122,6 +122,7 @@ impl UringPrepared {
             enters: 0,
             replaced: 0,
             process: std::process::id(),
+            drained: false,
             owner: thread::current().id(),
             held: ManuallyDrop::new(Held { ring: granted.ring, arena, bell_page: ManuallyDrop::new(bell_page) }),
         };
@@ -193,6 +194,8 @@ pub struct UringBackend {
     enters: u64,
     replaced: u64,
     process: u32,
+    /// Whether somebody has waited for the end already; dropping then does not wait again.
+    drained: bool,
     owner: thread::ThreadId,
 }
 
@@ -560,6 +563,7 @@ impl Backend for UringBackend {
 
     fn drain(&mut self, timeout: Duration) -> usize {
         let deadline = Instant::now() + timeout;
+        self.drained = true;
         // From here on nothing is submitted: entries still published stay in a queue that the kernel is never told to look at.
         self.state = State::Broken(libc::ESHUTDOWN);
         let published = self.published.drain(..).filter(|&tag| tag != BELL_TAG);
@@ -608,7 +612,7 @@ impl Drop for UringBackend {
         }
         let here = self.owner == thread::current().id();
         if here {
-            self.drain(DROP_DRAIN_MAX);
+            self.drain(if self.drained { Duration::ZERO } else { DROP_DRAIN_MAX });
             self.end_bell();
             self.leave_ring();
         }
