@@ -108,7 +108,7 @@ mod uring {
             return;
         }
         // Each refusal is two enters: the refused one, and a look at what has completed.
-        for times in [42, 60] {
+        for times in [41, 42, 60] {
             let mut backend = build(8, &files, Some(enters(1, times, UringFault::Fail(EAGAIN)))).unwrap();
             let mut driver = Driver::new(&mut *backend, &LENS);
             for i in 0..8 {
@@ -500,6 +500,7 @@ fn a_read_that_never_ends_is_abandoned_within_the_bound_and_keeps_its_buffer() {
         driver.queue(0, page * 4096, 4096);
     }
     driver.backend.submit();
+    thread::sleep(Duration::from_millis(100)); // The workers have begun.
     let start = Instant::now();
     let left = backend.drain(Duration::from_millis(100));
     assert!((1..=2).contains(&left), "{left}");

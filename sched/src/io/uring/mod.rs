@@ -231,8 +231,11 @@ impl UringBackend {
         self.published.len() - usize::from(self.bell_state == BellState::Published)
     }
 
-    /// Makes entries of at most `count` waiting reads, as far as there is room; returns how many.
+    /// Makes entries of at most `count` waiting reads, as far as there is room and the ring is whole; returns how many.
     fn publish(&mut self, count: usize) -> usize {
+        if self.state != State::Whole {
+            return 0;
+        }
         let Held { ring, arena, .. } = &mut *self.held;
         let out = self.in_kernel as usize + self.published.len();
         let room = (self.in_flight_max as usize).saturating_sub(out).min(count);
