@@ -92,7 +92,8 @@ impl Checker {
             return Err(Failure::failed(format!("{} bytes delivered instead of {want}", bytes.len())));
         }
         for (token, window) in bytes.chunks_exact(columns * row_bytes).zip(&self.windows[slot]) {
-            let dead = !self.keygen.token_rows(table, window, &mut self.ids);
+            self.keygen.token_rows(table, window, &mut self.ids);
+            let dead = window.dead();
             for (&row, bytes) in self.ids.iter().zip(token.chunks_exact(row_bytes)) {
                 self.checked += 1;
                 let right = if dead {
@@ -153,7 +154,9 @@ impl Checker {
             for &token in tokens {
                 let window = self.keygen.push(&mut history, token, true);
                 for table in 0..tables {
-                    if self.keygen.token_rows(table, &window, &mut self.ids) {
+                    // A dead position has no rows.
+                    if !window.dead() {
+                        self.keygen.token_rows(table, &window, &mut self.ids);
                         requested += self.ids.len() as u64;
                         unique.extend(self.ids.iter().map(|row| (table as u32, *row)));
                     }

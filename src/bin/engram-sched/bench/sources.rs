@@ -186,12 +186,16 @@ impl Rows for MemoryRows<'_> {
         for entry in entries {
             for window in &self.windows[entry.slot] {
                 self.keygen.token_rows(table, window, &mut self.ids);
+                if window.dead() {
+                    self.gathered.resize(self.gathered.len() + self.ids.len() * row_bytes, 0);
+                    continue;
+                }
                 for &id in &self.ids {
                     let at = id as usize * row_bytes;
                     self.gathered.extend_from_slice(&bytes[at..at + row_bytes]);
                 }
-                tokens += 1;
             }
+            tokens += self.windows[entry.slot].len() as u64;
         }
         let wait = called.elapsed();
         let mut at = 0;
