@@ -5,15 +5,17 @@ mod error;
 #[cfg(not(loom))]
 pub mod io;
 mod limits;
+pub mod protocol;
 #[cfg(not(loom))]
 mod scheduler;
 pub mod sync;
 
 #[cfg(not(loom))]
 pub use error::{AwaitError, Closed, ReadError, ShutdownError, StartError, TokenError};
+#[cfg(not(loom))]
+pub use io::{BackendChoice, DirectMode};
 pub use limits::{Limits, MemoryBounds};
 #[cfg(not(loom))]
 pub use scheduler::{
-    AwaitLayer, BackendChoice, Begin, DirectMode, Layer, LayerRows, Parts, RequestClass, RequestId, Scheduler,
-    StartOptions, Stats,
+    AwaitLayer, Begin, Layer, LayerRows, Parts, RequestClass, RequestId, Scheduler, StartOptions, Stats,
 };

@@ -1,6 +1,7 @@
 //! The public face of the machinery (signatures first; bodies follow).
 #![allow(missing_docs, clippy::todo, unused_variables)]
 
+use crate::io::{BackendChoice, DirectMode};
 use crate::{AwaitError, Limits, MemoryBounds, ShutdownError, StartError, TokenError};
 use engram_keygen::Token;
 use engram_store::{DataFile, Table};
@@ -39,32 +40,6 @@ pub enum RequestClass {
     Interactive,
     /// Throughput counts, latency does not.
     Bulk,
-}
-
-/// Which I/O path to use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum BackendChoice {
-    /// io_uring, or the pread pool where it is refused.
-    #[default]
-    Auto,
-    /// io_uring or an error.
-    IoUring,
-    /// A pool of threads that call `pread`.
-    Pread,
-    /// A memory map: for comparison. A table truncated under it kills the process with SIGBUS.
-    Mmap,
-}
-
-/// Whether to bypass the page cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum DirectMode {
-    /// `O_DIRECT` where the file system has it, buffered elsewhere, and the report says which.
-    #[default]
-    Auto,
-    /// `O_DIRECT` or an error.
-    Require,
-    /// Through the page cache.
-    Off,
 }
 
 /// How to start.

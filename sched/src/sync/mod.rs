@@ -17,6 +17,7 @@ mod imp {
 #[cfg(not(loom))]
 mod imp {
     pub use atomic_waker::AtomicWaker;
+    pub use crossbeam_utils::CachePadded;
     pub use std::hint;
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -47,7 +48,55 @@ mod imp {
     }
 }
 
+pub mod seeded;
+
 pub use imp::*;
+
+/// A waker that unparks the calling thread, made once per thread, for the blocking forms of futures.
+#[cfg(not(loom))]
+pub fn thread_waker() -> std::task::Waker {
+    struct Unpark(thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+        fn wake_by_ref(self: &Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    std::thread_local! {
+        static WAKER: std::task::Waker = Arc::new(Unpark(thread::current())).into();
+    }
+    WAKER.with(Clone::clone)
+}
+
+/// Starts threads; tests replace it to make starts fail.
+#[cfg(not(loom))]
+pub trait Spawner: Send + Sync {
+    /// Starts a named thread.
+    ///
+    /// # Errors
+    /// The OS error, such as `EAGAIN` at the process limit.
+    fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<thread::JoinHandle<()>>;
+}
+
+/// Starts threads of the operating system.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OsSpawner;
+
+#[cfg(not(loom))]
+impl Spawner for OsSpawner {
+    fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<thread::JoinHandle<()>> {
+        thread::Builder::new().name(name).spawn(body)
+    }
+}
+
+/// Locks a mutex; a panic of another holder does not spread (the data are valid between statements wherever this is used).
+#[cfg(not(loom))]
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 /// A bounded lock-free MPMC queue: crossbeam's `ArrayQueue`, or `concurrent-queue` under loom (a mutex in its place would add
 /// the happens-before edges that a missing fence needs to be seen without).

@@ -1,0 +1,520 @@
+//! Core: what all threads share. Pools, the group index, queues, request slots; and the steps between them.
+//!
+//! Invariants:
+//! - Bounded by construction: a cell exists only against its slot's credit, a group only while a cell or an assembly refers to it, a
+//!   plan only while one of its groups is unread. The pools are sized for all credit, so they never run dry on the hot path.
+//! - Nothing here waits and, after [`Core::new`], nothing here allocates.
+
+use crate::delivery::Destination;
+use crate::limits::Resolved;
+use crate::memory::RowMemory;
+use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab};
+use crate::protocol::cell::{Bound, Cell, Deposited, Orphaned};
+use crate::protocol::group::{Group, GroupIndex, IndexPlace, Links, Waiters};
+use crate::protocol::index_stack::IndexStack;
+use crate::protocol::plan_queue::{PlanQueue, PushError};
+use crate::request::Slot;
+use crate::stats::Counters;
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, OnceLock, Ordering};
+use crate::{Closed, Layer, ReadError, StartError};
+use crate::{io::WakeBackend, place::Placement};
+use engram_keygen::{Keygen, ORDERS_MAX, RowId};
+use engram_store::{DataFile, FileId, Table};
+use std::time::Instant;
+
+/// Shapes that follow from keys and tables.
+#[derive(Debug)]
+pub(crate) struct Geometry {
+    pub(crate) layers: Vec<Layer>,
+    /// Groups of a token and table: one per order.
+    pub(crate) orders: usize,
+    /// Rows of a group.
+    pub(crate) heads: usize,
+    /// Bytes of a row, by table.
+    pub(crate) row_bytes: Vec<usize>,
+    /// Bytes of a token's rows, by table.
+    pub(crate) token_bytes: Vec<usize>,
+    /// Bytes of the largest group.
+    pub(crate) group_bytes: usize,
+}
+
+impl Geometry {
+    pub(crate) fn columns(&self) -> usize {
+        self.orders * self.heads
+    }
+}
+
+/// A cell's payload; the cell's word orders it.
+#[derive(Debug)]
+pub(crate) struct CellBody {
+    slot: AtomicU32,
+    table: AtomicU32,
+    /// Groups in use; 0: a dead position, delivered as zeros.
+    groups_len: AtomicU32,
+    /// Bytes copied from each group.
+    group_bytes: AtomicU32,
+    groups: [AtomicU32; ORDERS_MAX],
+    pub(crate) destination: Destination,
+}
+
+/// A group's key and rows; its references order them.
+#[derive(Debug)]
+pub(crate) struct GroupKey {
+    table_order: AtomicU32,
+    mix: AtomicU64,
+    /// Rows in use, at most `heads`.
+    rows_len: AtomicU32,
+    /// Place in the index + 1; 0: not entered.
+    place: AtomicU32,
+    class: AtomicU32,
+    pub(crate) failure: Failure,
+}
+
+/// The first failure of a group or a layer: claimed by one, read after the word that orders it.
+#[derive(Debug, Default)]
+pub(crate) struct Failure {
+    claimed: AtomicBool,
+    row: AtomicU64,
+    file: AtomicU32,
+    errno: AtomicU32,
+    table: AtomicU32,
+}
+
+impl Failure {
+    pub(crate) fn clear(&self) {
+        self.claimed.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, table: u32, row: RowId, file: FileId, errno: i32) {
+        // AcqRel is not needed: the deposit or completion that follows publishes; the claim only picks one of several.
+        if !self.claimed.swap(true, Ordering::Relaxed) {
+            self.table.store(table, Ordering::Relaxed);
+            self.row.store(row, Ordering::Relaxed);
+            self.file.store(file.0, Ordering::Relaxed);
+            self.errno.store(errno as u32, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    fn copy_to(&self, other: &Self) {
+        let load = |a: &AtomicU32| a.load(Ordering::Relaxed);
+        let (file, errno) = (FileId(load(&self.file)), load(&self.errno) as i32);
+        other.set(load(&self.table), self.row.load(Ordering::Relaxed), file, errno);
+    }
+
+    pub(crate) fn error(&self, core: &Core) -> ReadError {
+        let load = |a: &AtomicU32| a.load(Ordering::Relaxed);
+        ReadError {
+            layer: core.geometry.layers[load(&self.table) as usize],
+            row: self.row.load(Ordering::Relaxed),
+            file: core.files[load(&self.file) as usize].path.clone(),
+            errno: load(&self.errno) as i32,
+        }
+    }
+}
+
+/// The way to one I/O actor.
+pub(crate) struct ActorDoor {
+    pub(crate) queue: PlanQueue<u32, BANDS>,
+    /// Set by the actor's thread before the scheduler is handed out.
+    pub(crate) waker: OnceLock<Arc<dyn WakeBackend>>,
+}
+
+impl ActorDoor {
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+}
+
+/// See the module text.
+pub(crate) struct Core {
+    pub(crate) keygen: Keygen,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) files: Vec<DataFile>,
+    pub(crate) geometry: Geometry,
+    pub(crate) limits: Resolved,
+    pub(crate) placement: Placement,
+    pub(crate) slots: Box<[Slot]>,
+    pub(crate) free_slots: IndexStack,
+    pub(crate) cells: Box<[Cell<CellBody>]>,
+    free_cells: IndexStack,
+    links: Links,
+    pub(crate) groups: Box<[Group<GroupKey>]>,
+    free_groups: IndexStack,
+    index: GroupIndex,
+    /// Row ids, `heads` per group.
+    group_rows: Box<[AtomicU64]>,
+    pub(crate) group_memory: RowMemory,
+    pub(crate) destination_memory: RowMemory,
+    pub(crate) plans: PlanSlab,
+    pub(crate) doors: Vec<ActorDoor>,
+    /// 0 open, else a [`Closed`].
+    closing: AtomicU32,
+    /// Live interactive requests: while there is one, the in-flight limit is the lower one.
+    pub(crate) interactive_live: AtomicU32,
+    pub(crate) counters: Counters,
+    pub(crate) epoch: Instant,
+    pub(crate) workers: crate::workers::WorkQueue,
+}
+
+/// Layers of the runner's own request that have become complete: their wakers run after the run gate is released.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes(pub(crate) u64);
+
+impl Core {
+    pub(crate) fn new(
+        keygen: Keygen,
+        tables: Vec<Table>,
+        files: Vec<DataFile>,
+        geometry: Geometry,
+        limits: Resolved,
+        placement: Placement,
+    ) -> Result<Self, StartError> {
+        let cells = limits.cells(&geometry);
+        let groups = limits.groups(&geometry);
+        let plans = limits.plans();
+        let destination = limits.slot_destination_bytes(&geometry);
+        let reserve = |bytes: u64| {
+            usize::try_from(bytes)
+                .map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))
+                .and_then(RowMemory::reserve)
+                .map_err(|source| StartError::Memory { bytes, source })
+        };
+        let cell = || CellBody {
+            slot: AtomicU32::new(0),
+            table: AtomicU32::new(0),
+            groups_len: AtomicU32::new(0),
+            group_bytes: AtomicU32::new(0),
+            groups: std::array::from_fn(|_| AtomicU32::new(0)),
+            destination: Destination::default(),
+        };
+        let key = || GroupKey {
+            table_order: AtomicU32::new(0),
+            mix: AtomicU64::new(0),
+            rows_len: AtomicU32::new(0),
+            place: AtomicU32::new(0),
+            class: AtomicU32::new(0),
+            failure: Failure::default(),
+        };
+        Ok(Self {
+            slots: (0..=limits.requests).map(|i| Slot::new(i, &keygen, &limits, &geometry)).collect(),
+            free_slots: IndexStack::full(limits.requests),
+            cells: (0..cells).map(|_| Cell::new(cell())).collect(),
+            free_cells: IndexStack::full(cells),
+            links: Links::new(cells as usize * geometry.orders),
+            groups: (0..groups).map(|_| Group::new(key())).collect(),
+            free_groups: IndexStack::full(groups),
+            index: GroupIndex::new(groups as usize),
+            group_rows: (0..groups as usize * geometry.heads).map(|_| AtomicU64::new(0)).collect(),
+            group_memory: reserve(u64::from(groups) * geometry.group_bytes as u64)?,
+            destination_memory: reserve(destination * u64::from(limits.requests))?,
+            plans: PlanSlab::new(plans),
+            doors: (0..placement.actors())
+                .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
+                .collect(),
+            closing: AtomicU32::new(0),
+            interactive_live: AtomicU32::new(0),
+            counters: Counters::default(),
+            epoch: Instant::now(),
+            workers: crate::workers::WorkQueue::new(limits.requests as usize + 1),
+            keygen,
+            tables,
+            files,
+            geometry,
+            limits,
+            placement,
+        })
+    }
+
+    /// Nanoseconds since start.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    // ---- closing ---------------------------------------------------------------------------------------------------------------
+
+    pub(crate) fn check_open(&self) -> Result<(), Closed> {
+        match self.closing.load(Ordering::Acquire) {
+            0 => Ok(()),
+            1 => Err(Closed::Shutdown),
+            _ => Err(Closed::Fatal),
+        }
+    }
+
+    /// Raises the flag, then closes the queues, then wakes everybody: waiters register before they look at the flag.
+    pub(crate) fn close(&self, why: Closed) {
+        let code = if why == Closed::Shutdown { 1 } else { 2 };
+        let _ = self.closing.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+        for door in &self.doors {
+            door.queue.close();
+            door.wake();
+        }
+        self.workers.close();
+        for slot in &self.slots {
+            slot.wake_layers();
+        }
+    }
+
+    // ---- cells -----------------------------------------------------------------------------------------------------------------
+
+    /// Takes a cell, against credit that the caller has taken, waiting for `deposits` groups.
+    pub(crate) fn open_cell(&self, slot: u32, table: usize, deposits: usize, group_bytes: usize) -> (u32, u32) {
+        let cell = self.free_cells.pop().expect("cells are bounded by credit");
+        let body = self.cells[cell as usize].payload();
+        body.slot.store(slot, Ordering::Relaxed);
+        body.table.store(table as u32, Ordering::Relaxed);
+        body.groups_len.store(deposits as u32, Ordering::Relaxed);
+        body.group_bytes.store(group_bytes as u32, Ordering::Relaxed);
+        (cell, self.cells[cell as usize].init(deposits as u8))
+    }
+
+    fn cell_groups<'c>(&self, body: &'c CellBody) -> impl Iterator<Item = u32> + use<'c> {
+        body.groups[..body.groups_len.load(Ordering::Relaxed) as usize].iter().map(|g| g.load(Ordering::Relaxed))
+    }
+
+    /// Returns what a cell holds and the cell itself. For its owner, after `finish` or a step to FREE.
+    ///
+    /// The groups go first: the pools are sized so that a group without a cell is the rare one in a publisher's hands.
+    fn free_cell(&self, cell: u32) {
+        let body = self.cells[cell as usize].payload();
+        let slot = body.slot.load(Ordering::Relaxed);
+        for group in self.cell_groups(body) {
+            self.unpin(group);
+        }
+        self.free_cells.push(cell);
+        if self.slots[slot as usize].credit.give(1) {
+            self.run(slot);
+        }
+    }
+
+    /// Binds a waiting cell of the caller's request to the destination in its body, and copies if it is ready.
+    pub(crate) fn bind_cell(&self, cell: u32, wakes: &mut Wakes) {
+        if self.cells[cell as usize].bind() == Bound::Copy {
+            let (_, table, complete) = self.copy(cell);
+            if complete {
+                wakes.0 |= 1 << table;
+            }
+            self.free_cell(cell);
+        }
+    }
+
+    /// Copies a claimed cell to its destination and counts it; returns its slot, its table and whether that completes the layer.
+    fn copy(&self, cell: u32) -> (u32, usize, bool) {
+        let body = self.cells[cell as usize].payload();
+        let (slot, table) = (body.slot.load(Ordering::Relaxed), body.table.load(Ordering::Relaxed) as usize);
+        let gate = &self.slots[slot as usize].layers[table];
+        let bytes = body.group_bytes.load(Ordering::Relaxed) as usize;
+        let mut at = 0;
+        for group in self.cell_groups(body) {
+            let failure = &self.groups[group as usize].key().failure;
+            if failure.is_set() {
+                failure.copy_to(&gate.failure);
+                self.zero_destination(body, at, bytes);
+            } else {
+                self.copy_group(group, body, at, bytes);
+            }
+            at += bytes;
+        }
+        if at == 0 {
+            self.zero_destination(body, 0, self.geometry.token_bytes[table]);
+        }
+        self.cells[cell as usize].finish();
+        (slot, table, gate.gate.complete(1))
+    }
+
+    /// A group of the cell is complete.
+    fn deposit_cell(&self, cell: u32) {
+        match self.cells[cell as usize].deposit() {
+            Deposited::Pending => {}
+            Deposited::Free => self.free_cell(cell),
+            Deposited::Copy => {
+                let (slot, table, complete) = self.copy(cell);
+                if complete {
+                    self.slots[slot as usize].layers[table].gate.wake();
+                }
+                self.free_cell(cell);
+                if complete {
+                    self.run(slot); // an ended request waits for its last copy
+                }
+            }
+        }
+    }
+
+    /// The request lets go of a cell. True: it was bound, and its destination will not be written.
+    pub(crate) fn orphan_cell(&self, cell: u32, generation: u32) -> bool {
+        match self.cells[cell as usize].orphan(generation) {
+            Orphaned::Free => {
+                self.free_cell(cell);
+                false
+            }
+            Orphaned::Later { was_bound } => was_bound,
+            Orphaned::Delivered => false,
+        }
+    }
+
+    // ---- groups ----------------------------------------------------------------------------------------------------------------
+
+    fn group_hash(table: usize, order: usize, mix: u64) -> u64 {
+        // The mix is a product of large odd constants; folding spreads it over set and tag. Not a proof of equality: the key is.
+        let salt = (table as u64) << 8 | order as u64;
+        let x = (mix ^ salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)) as u128 * 0xD6E8_FEB8_6659_FD93_u128;
+        (x as u64) ^ (x >> 64) as u64
+    }
+
+    /// Finds the group (table, order, mix) and lets the cell's node wait for it, or opens it and adds it to the plan.
+    ///
+    /// The cell is WAITING and the caller's.
+    pub(crate) fn want_group(
+        &self,
+        cell: u32,
+        (table, order, mix): (usize, usize, u64),
+        plan: &mut PlanDraft,
+    ) {
+        let hash = Self::group_hash(table, order, mix);
+        let table_order = (table as u32) << 8 | order as u32;
+        let node = cell * self.geometry.orders as u32 + order as u32;
+        let body = self.cells[cell as usize].payload();
+        for group in self.index.candidates(hash) {
+            let found = &self.groups[group as usize];
+            if !found.pin() {
+                continue;
+            }
+            let key = found.key();
+            let same = key.table_order.load(Ordering::Relaxed) == table_order
+                && key.mix.load(Ordering::Relaxed) == mix
+                && key.place.load(Ordering::Relaxed) != 0
+                && !key.failure.is_set();
+            if !same {
+                self.unpin(group);
+                continue;
+            }
+            body.groups[order].store(group, Ordering::Relaxed);
+            self.counters.group_joins.add(1);
+            if !found.join(node, &self.links) {
+                self.deposit_cell(cell); // complete already; the cell is waiting, so nothing else comes due
+            }
+            return;
+        }
+        let mut rows = [0; engram_keygen::HEADS_MAX];
+        let rows = &mut rows[..self.geometry.heads];
+        self.keygen.rows(table, order, mix, rows);
+        let group = self.open_group(table_order, mix, rows, Some(hash), plan.class);
+        body.groups[order].store(group, Ordering::Relaxed);
+        let _ = self.groups[group as usize].join(node, &self.links); // not published: it is in no plan yet
+        plan.groups.push(group);
+    }
+
+    /// Opens a group outside of the index, for rows named by the caller, at most `heads`; adds it to the plan.
+    pub(crate) fn want_rows(&self, cell: u32, table: usize, rows: &[RowId], plan: &mut PlanDraft) {
+        let group = self.open_group((table as u32) << 8, 0, rows, None, plan.class);
+        self.cells[cell as usize].payload().groups[0].store(group, Ordering::Relaxed);
+        let _ = self.groups[group as usize].join(cell * self.geometry.orders as u32, &self.links);
+        plan.groups.push(group);
+    }
+
+    fn open_group(&self, table_order: u32, mix: u64, rows: &[RowId], hash: Option<u64>, class: PlanClass) -> u32 {
+        let group = self.free_groups.pop().expect("groups are bounded by cells");
+        let opened = &self.groups[group as usize];
+        let base = group as usize * self.geometry.heads;
+        for (slot, &row) in self.group_rows[base..].iter().zip(rows) {
+            slot.store(row, Ordering::Relaxed);
+        }
+        let key = opened.key();
+        key.table_order.store(table_order, Ordering::Relaxed);
+        key.mix.store(mix, Ordering::Relaxed);
+        key.rows_len.store(rows.len() as u32, Ordering::Relaxed);
+        key.class.store(class as u32, Ordering::Relaxed);
+        key.failure.clear();
+        let place = hash.and_then(|hash| self.index.insert(hash, group)).map_or(0, |p| p.0 + 1);
+        key.place.store(place, Ordering::Relaxed);
+        let parts = self.tables[(table_order >> 8) as usize].parts().len();
+        opened.open((rows.len() * parts) as u32);
+        group
+    }
+
+    /// Table, class and rows of a group that the caller holds.
+    pub(crate) fn group_rows(&self, group: u32) -> (usize, u8, impl Iterator<Item = RowId>) {
+        let key = self.groups[group as usize].key();
+        let base = group as usize * self.geometry.heads;
+        let len = key.rows_len.load(Ordering::Relaxed) as usize;
+        let rows = self.group_rows[base..base + len].iter().map(|r| r.load(Ordering::Relaxed));
+        let table = key.table_order.load(Ordering::Relaxed) >> 8;
+        (table as usize, key.class.load(Ordering::Relaxed) as u8, rows)
+    }
+
+    fn unpin(&self, group: u32) {
+        let unpinned = &self.groups[group as usize];
+        // The place is read before the reference is given back: afterwards the key is the next owner's.
+        let place = unpinned.key().place.load(Ordering::Relaxed);
+        if unpinned.unpin() {
+            if let Some(place) = place.checked_sub(1) {
+                self.index.remove(IndexPlace(place));
+            }
+            self.poison_group(group);
+            self.free_groups.push(group);
+        }
+    }
+
+    /// An extent of the group has arrived, or has failed (then its failure is set). For the group's I/O actor.
+    pub(crate) fn deposit_group(&self, group: u32) {
+        if let Some(waiters) = self.groups[group as usize].deposit() {
+            self.publish(group, waiters);
+        }
+    }
+
+    fn publish(&self, group: u32, mut waiters: Waiters) {
+        while let Some(node) = waiters.next(&self.links) {
+            self.deposit_cell(node / self.geometry.orders as u32);
+        }
+        self.unpin(group);
+    }
+
+    // ---- plans -----------------------------------------------------------------------------------------------------------------
+
+    /// Sends a plan to the I/O actors that own its rows, and empties the draft.
+    ///
+    /// After a close the plan is dropped: nobody will wait for its cells, see [`Core::close`].
+    pub(crate) fn send(&self, plan: &mut PlanDraft) {
+        if plan.groups.is_empty() {
+            return;
+        }
+        self.counters.plans.add(1);
+        let owners = self.plan_owners(plan);
+        let index = self.plans.store(plan, owners.count_ones(), self.now_ns());
+        for actor in (0..self.doors.len()).filter(|a| owners >> a & 1 == 1) {
+            let door = &self.doors[actor];
+            match door.queue.push(plan.class as usize, index) {
+                Ok(true) => {
+                    self.counters.wakes.add(1);
+                    door.wake();
+                }
+                Ok(false) => {}
+                Err(PushError::Closed(_)) => self.plans.done(index),
+                Err(PushError::Full(_)) => unreachable!("a band holds as many plans as there are"),
+            }
+        }
+        plan.groups.clear();
+    }
+
+    /// Bit `a` is set if I/O actor `a` owns an extent of the plan.
+    fn plan_owners(&self, plan: &PlanDraft) -> u64 {
+        if self.doors.len() == 1 {
+            return 1;
+        }
+        let mut owners = 0;
+        for &group in &plan.groups {
+            let (table, _, rows) = self.group_rows(group);
+            for row in rows {
+                for part in 0..self.tables[table].parts().len() {
+                    owners |= 1 << self.placement.actor_of(self.tables[table].extent(part, row).file);
+                }
+            }
+        }
+        owners
+    }
+}

@@ -1,0 +1,72 @@
+//! Seeded bugs: the twins that the loom models must catch.
+//!
+//! A model that passes proves little unless it is known to fail when the protocol is wrong. Each protocol names its weak spots
+//! with [`Bug`] and asks [`is`] there; under `cfg(loom)` a test plants one bug for the length of a model, in production builds the
+//! question is a constant `false` and costs nothing.
+
+/// A planted bug. Each breaks one step of one protocol; `loom-tests/` shows that a model notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Bug {
+    /// The producer's fence between "push" and "is the actor asleep?" is dropped.
+    DoorbellRingFence = 1,
+    /// The sleeper's fence between "announce" and "is the queue empty?" is dropped.
+    DoorbellSleepFence,
+    /// `close` does not wait for pushes under way.
+    QueueCloseIgnoresPushers,
+    /// The runner lets go of the gate without looking at what came meanwhile.
+    GateForgetsPending,
+    /// The runner's work is not released to the next runner.
+    GateReleaseRelaxed,
+    /// A token's tail is published before its word is written.
+    MailboxTailFirst,
+    /// The runner frees ring words before it has read them.
+    MailboxHeadFirst,
+    /// `end` ignores a push under way, so the slot is recycled under it.
+    TenureIgnoresPush,
+    /// A hold is taken without comparing the generation.
+    TenureSkipsGeneration,
+    /// A bound cell's last depositor does not claim: binder and depositor may both copy, or neither.
+    CellBindIgnoresReady,
+    /// The last deposit does not acquire the other depositors' bytes.
+    CellDepositRelaxed,
+    /// An orphan is returned to the pool though deposits are outstanding.
+    CellOrphanFreesEarly,
+    /// The last copy of a layer does not acquire the others, nor release its own.
+    LayerCompleteRelaxed,
+    /// The waiter checks first and registers its waker afterwards.
+    LayerRegisterLate,
+    /// A joiner of a group does not check that the list of waiters is still open.
+    GroupJoinIgnoresClosed,
+    /// A group is pinned though its last reference is gone.
+    GroupPinsDead,
+    /// The free list's tag does not move.
+    StackTagFrozen,
+    /// A credit given while somebody wants one does not say so.
+    CreditForgetsWant,
+    /// Shutdown wakes the waiters before it raises the flag that they check.
+    ShutdownWakesFirst,
+}
+
+#[cfg(loom)]
+static PLANTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+/// Plants `bug` (or none) for the models that follow.
+#[cfg(loom)]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.store(bug.map_or(0, |b| b as u32), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether `bug` is planted.
+#[cfg(loom)]
+pub(crate) fn is(bug: Bug) -> bool {
+    PLANTED.load(std::sync::atomic::Ordering::SeqCst) == bug as u32
+}
+
+/// Whether `bug` is planted: never, outside of loom.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) const fn is(bug: Bug) -> bool {
+    let _ = bug;
+    false
+}
