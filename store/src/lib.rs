@@ -3,5 +3,9 @@
 //! This crate knows files and formats; it knows no requests and names no atomics.
 
 mod table;
+mod token_map;
 
 pub use table::{DataFile, Extent, FileId, LayoutError, Part, Shard, Table};
+pub use token_map::{
+    CachedTokenMap, ExpectedMap, MapOrigin, TOKEN_MAP_IDS_MAX, TokenMap, TokenMapCache, TokenMapError,
+};

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# The concurrency protocols, every interleaving up to a bound of preemptions (default 2; ci/nightly takes 3).
+source "$(dirname "$0")/env.sh"
+export LOOM_MAX_PREEMPTIONS="${LOOM_MAX_PREEMPTIONS:-2}"
+say "at most $LOOM_MAX_PREEMPTIONS preemptions"
+RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$TARGET/loom" cargo test --release --locked -p loom-tests

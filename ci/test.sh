@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# All tests: cargo test --workspace --all-features, with the real tokenizer and the fixtures where they can be had.
+# A test that cannot run here prints a line `SKIP: name: what it lacks`; these lines are repeated at the end. In CI they fail the run.
+source "$(dirname "$0")/env.sh"
+
+[[ -f "$VENV/stamp" ]] || ci/setup.sh || say "no Python environment: tests that need the real tokenizer are skipped"
+[[ -f "$FIXTURES/stamp" ]] || ci/fixtures.sh || say "no fixtures: tests that need them are skipped"
+
+tokenizer="$(v41_tokenizer)"
+if [[ -n "$tokenizer" ]]; then export ENGRAM_V41_TOKENIZER="$tokenizer"; fi
+if [[ -f "$FIXTURES/stamp" ]]; then export ENGRAM_FIXTURES="$(cd "$FIXTURES" && pwd)"; fi
+
+log="$TARGET/test.log"
+mkdir -p "$TARGET"
+# --show-output: cargo hides what passing tests print, and with it the SKIP lines.
+cargo test --workspace --all-features --locked "$@" -- --show-output 2>&1 | tee "$log"
+
+skips="$(grep -h '^SKIP: ' "$log" | sort -u || true)"
+passed="$(awk '/^test result:/ { n += $4 } END { print n + 0 }' "$log")"
+say "$passed tests passed, $(grep -c . <<<"$skips" || true) skipped"
+if [[ -n "$skips" ]]; then printf '%s\n' "$skips"; fi
+if ((passed == 0)); then say "no test ran" >&2; exit 1; fi
+if strict; then
+    # Fixtures come from outside the repository; everything else CI can have.
+    [[ -n "${ENGRAM_FIXTURES:-}" ]] || skips="$(grep -v ENGRAM_FIXTURES <<<"$skips" || true)"
+    if [[ -n "$skips" ]]; then say "skipped in CI, where it should run" >&2; exit 1; fi
+fi
