@@ -3,7 +3,8 @@
 //! Commands that write or measure call [`install`] first and [`check`] between pieces of work; others keep the default action.
 
 use crate::failure::Failure;
-use engram_sched_core::sync::{Arc, AtomicBool, OnceLock, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();

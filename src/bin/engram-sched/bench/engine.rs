@@ -13,7 +13,8 @@ use crate::args::{ComputeArg, IssueArg};
 use crate::failure::Failure;
 use crate::interrupt;
 use engram_sched::Token;
-use engram_sched_core::sync::{hint, thread};
+use std::hint;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// What one run of an arm gave.

@@ -16,12 +16,6 @@ pub(crate) fn cpu_ns() -> Option<u64> {
     Some(sum)
 }
 
-/// Bytes that this process made the kernel fetch from storage.
-pub(crate) fn device_read_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.trim().parse().ok())
-}
-
 /// Lets sleeps of this thread end on time: the kernel may otherwise add 50 us to each.
 pub(crate) fn exact_timers() {
     // Without permission the sleeps are merely later, which the absolute times of the engine absorb.
@@ -35,7 +29,7 @@ pub(crate) fn kernel() -> String {
 
 /// CPUs this process may use.
 pub(crate) fn cpus() -> usize {
-    engram_sched_core::sync::thread::available_parallelism().map_or(1, usize::from)
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Memory that can be had without swapping.

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use engram_sched::{Begin, History, Keygen, Layer, LayerRows, Model, RequestClass, RequestId, Scheduler, Token, TokenError, Window};
-use engram_sched_core::sync::thread;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// One request's part of a step.
