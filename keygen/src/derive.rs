@@ -39,6 +39,10 @@ pub(crate) fn shape(spec: &Spec) -> Result<(), SpecError> {
     if spec.bases.len() != 1 {
         length("bases", spec.bases.len(), spec.max_ngram - 1, "n-gram order (or a single one for all)")?;
     }
+    if spec.dialect == Dialect::QwenPle && spec.bases.iter().any(|&base| base != spec.bases[0]) {
+        // Its primes run on from order to order; what they would do with two bases is nowhere defined.
+        return Err(SpecError::Length { field: "bases", got: spec.bases.len(), want: 1, per: "model of this dialect" });
+    }
     for (i, layer) in spec.layer_ids.iter().enumerate() {
         if spec.layer_ids[..i].contains(layer) {
             return Err(SpecError::DuplicateLayer { layer: *layer });

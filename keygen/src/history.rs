@@ -10,14 +10,17 @@
 //! - A call that fails changes nothing.
 
 use crate::keygen::DEAD;
+use crate::rng::splitmix64;
 use crate::{HistoryUnavailable, ImportError, Keygen, SeedError, Token};
 
 /// First bytes of an exported history: "engram history".
 const MAGIC: [u8; 4] = *b"EGHI";
 /// Format of an exported history.
 const FORMAT: u16 = 1;
-/// Bytes before the ids: magic 4, format 2, n - 1 2, fingerprint 8, position 8, ids 4.
+/// Bytes before the ids: magic 4, format 2, n - 1 2, fingerprint 8, position 8, count 4.
 const HEADER_BYTES: usize = 28;
+/// Bytes after the ids: the checksum.
+const TRAILER_BYTES: usize = 8;
 
 /// The last ids of one request and its number of positions. A fork is a `clone`.
 ///
@@ -132,8 +135,8 @@ impl History {
         let keep = (need..most).find(|&older| legal(ids.len() - 1 - older).is_err()).unwrap_or(most);
         self.position = start_pos - keep as u64;
         self.kept = 0;
-        for i in ids.len() - keep..ids.len() {
-            self.append(keygen.resolve(ids[i], is_live(i)));
+        for (i, &id) in ids.iter().enumerate().skip(ids.len() - keep) {
+            self.append(keygen.resolve(id, is_live(i)));
         }
         Ok(())
     }
@@ -169,9 +172,9 @@ impl History {
     /// The history as bytes, for [`History::import`] into a process with the same spec and token map.
     ///
     /// Layout, little-endian: magic `EGHI`, u16 format, u16 n - 1, u64 fingerprint of the keygen, u64 position, u32 count, then
-    /// count resolved ids as i32, oldest first.
+    /// count resolved ids as i32, oldest first, then a u64 checksum of all that.
     pub fn export(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEADER_BYTES + 4 * self.kept());
+        let mut out = Vec::with_capacity(HEADER_BYTES + 4 * self.kept() + TRAILER_BYTES);
         out.extend(MAGIC);
         out.extend(FORMAT.to_le_bytes());
         out.extend(u16::from(self.reach).to_le_bytes());
@@ -179,6 +182,7 @@ impl History {
         out.extend(self.position.to_le_bytes());
         out.extend(self.kept.to_le_bytes());
         self.kept_ids().for_each(|id| out.extend(id.to_le_bytes()));
+        out.extend(checksum(&out).to_le_bytes());
         out
     }
 
@@ -188,8 +192,11 @@ impl History {
     /// If the bytes are damaged, of a later format, or of another spec or token map. Nothing changes then.
     pub fn import(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
         let malformed = |cause| ImportError::Malformed { len: bytes.len(), cause };
-        let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(malformed("shorter than the header"));
+        let Some((content, trailer)) = bytes.split_last_chunk::<TRAILER_BYTES>() else {
+            return Err(malformed("too short"));
+        };
+        let Some((header, body)) = content.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(malformed("too short"));
         };
         let [m0, m1, m2, m3, f0, f1, r0, r1, rest @ ..] = *header;
         let (numbers, _) = rest.as_chunks::<4>();
@@ -202,6 +209,9 @@ impl History {
         let found = u16::from_le_bytes([f0, f1]);
         if found != FORMAT {
             return Err(ImportError::Version { found, known: FORMAT });
+        }
+        if checksum(content) != u64::from_le_bytes(*trailer) {
+            return Err(malformed("wrong checksum"));
         }
         if fingerprint != self.fingerprint || u16::from_le_bytes([r0, r1]) != u16::from(self.reach) {
             return Err(ImportError::OtherKeygen { found: fingerprint, want: self.fingerprint });
@@ -248,4 +258,9 @@ impl History {
     fn kept_ids(&self) -> impl Iterator<Item = i32> {
         (1..=self.kept()).rev().map(|age| self.back(age).unwrap_or(DEAD))
     }
+}
+
+/// Finds damage; no protection against forgery.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(bytes.len() as u64, |digest, &byte| splitmix64(digest ^ u64::from(byte)))
 }

@@ -348,23 +348,22 @@ impl Keygen {
     /// legal ids it equals the hot path.
     ///
     /// `ids` are raw, from the start of the sequence (or from n - 1 ids before `pos`), all live. Negative ids pass the token map
-    /// unchanged, as in the paper's demo. `out` has [`Keygen::columns`] entries.
+    /// unchanged, as in the paper's demo, but for -1, which is DEAD in the published vectors. `out` has [`Keygen::columns`] entries.
     ///
     /// # Panics
     /// If `pos` is not in `ids`, an Engram id is beyond the token map, or `out` has another length.
     pub fn rows_signed_unchecked(&self, table: usize, ids: &[Token], pos: usize, out: &mut [RowId]) {
         assert!(out.len() == self.columns(), "one row id for each column");
         let engram = self.spec.dialect == Dialect::Engram;
-        // `None`: blocked. A negative raw id is no DEAD mark here, so the mark cannot be a number.
+        // `None`: blocked.
         let id_at = |age: usize| {
             let raw = ids[pos.checked_sub(age)?];
             if !engram {
                 return (age == 0 || raw != self.barrier).then_some(i64::from(raw));
             }
-            match usize::try_from(raw) {
-                Ok(index) => Some(self.resolved[index]).filter(|&id| id != DEAD).map(i64::from),
-                Err(_) => Some(i64::from(raw)),
-            }
+            // Negative ids pass the map unchanged; the vectors let -1 mean DEAD thereafter, as the reference has one array for both.
+            let id = usize::try_from(raw).map_or(raw, |index| self.resolved[index]);
+            (id != DEAD).then_some(i64::from(id))
         };
         let table = &self.tables[table];
         let filler = i64::from(self.filler);
@@ -375,9 +374,11 @@ impl Keygen {
             blocked = id.is_none();
             mix ^= id.unwrap_or(filler).wrapping_mul(table.multipliers[age] as i64);
             if age > 0 {
-                for column in (age - 1) * self.heads..age * self.heads {
-                    // Primes are below 2^41 + 2^20, so the remainder is never negative nor wraps.
-                    out[column] = table.offsets[column] + mix.rem_euclid(table.primes[column] as i64) as u64;
+                let columns = (age - 1) * self.heads..age * self.heads;
+                let heads = table.primes[columns.clone()].iter().zip(&table.offsets[columns.clone()]);
+                for (row, (&prime, &offset)) in out[columns].iter_mut().zip(heads) {
+                    // Primes are below 2^42, so they are positive as i64, and the floored remainder is not negative.
+                    *row = offset + mix.rem_euclid(prime as i64) as u64;
                 }
             }
         }
@@ -563,7 +564,8 @@ fn primes(spec: &Spec) -> Result<Vec<Vec<u64>>, SpecError> {
     for ((layer, declared), derived) in spec.layer_ids.iter().copied().zip(declared).zip(&derived) {
         derive::length("primes (of a table)", declared.len(), derived.len(), "column")?;
         for (column, (&value, &derived)) in declared.iter().zip(derived).enumerate() {
-            derive::within("primes", value, derive::BASE_MIN, crate::BASE_MAX)?;
+            // Derived primes lie a little above their base, so twice the greatest base is ample.
+            derive::within("primes", value, derive::BASE_MIN, 2 * crate::BASE_MAX)?;
             if !is_prime(value) {
                 return Err(SpecError::NotPrime { layer, column, value });
             }

@@ -61,5 +61,5 @@ pub const HEADS_MAX: usize = 32;
 pub const TABLES_MAX: usize = 64;
 /// Most ids of a vocabulary, raw or compressed. Above it numpy draws the multipliers in another way.
 pub const VOCAB_MAX: u32 = 1 << 29;
-/// Greatest base, in rows of one head: a table then stays below 2^48 rows.
+/// Greatest base, in rows of one head: a table then stays below 2^49 rows.
 pub const BASE_MAX: u64 = 1 << 40;

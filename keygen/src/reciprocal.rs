@@ -16,7 +16,7 @@
 //!
 //! With `q = floor(n*M / 2^64)` (the high word of one product) the real quotient n/d thus exceeds `q` by less than
 //! `1 + 1 = 2`, and is never below it: `0 <= n - q*d < 2*d`. One conditional subtraction of `d` gives the remainder. `2*d` must
-//! fit 64 bits, so `d < 2^63`; the moduli here are below 2^41.
+//! fit 64 bits, so `d < 2^63`; the moduli here are below 2^42.
 
 /// A divisor and its reciprocal, 16 bytes.
 ///

@@ -345,26 +345,20 @@ impl Spec {
         let rows = |spec: &Self| -> Result<Vec<u64>, SpecError> {
             Ok(derive::primes(spec)?.iter().map(|table| table.iter().sum()).collect())
         };
-        let most = |rows: &[u64]| rows.iter().copied().max().unwrap_or(0);
+        let largest = |rows: &[u64]| rows.iter().copied().max().unwrap_or(0);
         let Ok(mut got) = rows(&scaled) else { return self.clone() };
-        let full = most(&got).max(1);
-        let mut target = rows_per_table_max.min(full);
-        // Rows grow with the target about one to one, so each round takes off the excess of the last: a few rounds.
-        while most(&got) > rows_per_table_max && scaled.bases.iter().any(|&b| b > derive::BASE_MIN) {
-            target =
-                target.saturating_sub(if target == rows_per_table_max { 0 } else { most(&got) - rows_per_table_max });
+        let full = largest(&got);
+        let mut target = rows_per_table_max;
+        // Rows grow with the target about one to one, so each round takes off the excess that the last one left: a few rounds.
+        while largest(&got) > rows_per_table_max && scaled.bases.iter().any(|&base| base > derive::BASE_MIN) {
             let shrink = |&base: &u64| {
                 let base = u128::from(base) * u128::from(target) / u128::from(full);
                 u64::try_from(base).unwrap_or(u64::MAX).max(derive::BASE_MIN)
             };
             scaled.bases = self.bases.iter().map(shrink).collect();
-            match rows(&scaled) {
-                Ok(rows) => got = rows,
-                Err(_) => return self.clone(),
-            }
-            if most(&got) > rows_per_table_max {
-                target = target.saturating_sub((most(&got) - rows_per_table_max).max(1));
-            }
+            let Ok(smaller) = rows(&scaled) else { return self.clone() };
+            target = target.saturating_sub(largest(&smaller).saturating_sub(rows_per_table_max));
+            got = smaller;
         }
         scaled.rows = Some(got);
         scaled
