@@ -37,6 +37,15 @@ impl Failure {
         }
     }
 
+    /// The message alone.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Usage(message) | Self::Failed(message) | Self::Void(message) => message,
+            Self::Interrupted => "interrupted".into(),
+            Self::OutputClosed => String::new(),
+        }
+    }
+
     pub(crate) fn print(&self) {
         match self {
             Self::Usage(message) => eprintln!("error: {message}\n\nFor more information, try '--help'."),

@@ -131,7 +131,7 @@ impl Checker {
             let table = &model.tables()[delivered.table as usize];
             if at != Some((delivered.table, delivered.row)) {
                 bytes.resize(table.row_bytes() as usize, 0);
-                reader.read_row(table, delivered.row, &mut bytes)?;
+                reader.read_row(delivered.table as usize, delivered.row, &mut bytes)?;
                 at = Some((delivered.table, delivered.row));
                 want = hash(&bytes);
             }

@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod engine;
 mod machine;
+mod memory;
 mod own_table;
 mod report;
 mod runs;
@@ -23,7 +24,7 @@ use args::Shape;
 use engram_sched::{BackendChoice, Model};
 use report::Report;
 use runs::Runner;
-use sources::MemoryTables;
+use memory::MemoryTables;
 use std::path::PathBuf;
 
 /// Decoder layers of a model that says nothing about it.

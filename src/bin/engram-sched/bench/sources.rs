@@ -1,7 +1,8 @@
 //! Where the emulated engine takes rows from: the scheduler, or a table in memory.
 
+use super::memory::MemoryTables;
 use crate::failure::Failure;
-use engram_sched::{Begin, History, Keygen, Layer, LayerRows, Model, RequestClass, RequestId, Scheduler, Token, TokenError, Window};
+use engram_sched::{Begin, History, Keygen, Layer, LayerRows, RequestClass, RequestId, Scheduler, Token, TokenError, Window};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -115,41 +116,6 @@ pub(crate) struct MemoryRows<'m> {
     gathered: Vec<u8>,
 }
 
-/// Whole tables in memory.
-pub(crate) struct MemoryTables {
-    /// Per table: bytes of a row, and the rows back to back.
-    tables: Vec<(usize, Vec<u8>)>,
-}
-
-impl MemoryTables {
-    /// Reads every row of `model`; `progress` gets the bytes read so far.
-    pub(crate) fn read(model: &Model, mut progress: impl FnMut(u64)) -> Result<Self, Failure> {
-        const ROWS_PER_READ: u64 = 16_384;
-        let reader = model.plain_reader()?;
-        let mut tables = Vec::new();
-        let mut done = 0;
-        for table in model.tables() {
-            let row_bytes = table.row_bytes() as usize;
-            let mut bytes = vec![0; table.rows() as usize * row_bytes];
-            for first in (0..table.rows()).step_by(ROWS_PER_READ as usize) {
-                crate::interrupt::check()?;
-                let rows = ROWS_PER_READ.min(table.rows() - first);
-                let span = first as usize * row_bytes..(first + rows) as usize * row_bytes;
-                reader.read_range(table, first, rows, &mut bytes[span])?;
-                done += rows * row_bytes as u64;
-                progress(done);
-            }
-            tables.push((row_bytes, bytes));
-        }
-        Ok(Self { tables })
-    }
-
-    /// The memory that [`read`](Self::read) takes.
-    pub(crate) fn bytes(model: &Model) -> u64 {
-        model.tables().iter().map(|table| table.rows() * u64::from(table.row_bytes())).sum()
-    }
-}
-
 impl<'m> MemoryRows<'m> {
     pub(crate) fn new(keygen: &'m Keygen, tables: &'m MemoryTables, slots: usize) -> Self {
         Self {
@@ -180,7 +146,7 @@ impl Rows for MemoryRows<'_> {
     }
 
     fn take(&mut self, table: usize, entries: &[Entry], called: Instant, show: Show<'_>) -> Result<Taken, Failure> {
-        let (row_bytes, bytes) = &self.tables.tables[table];
+        let row_bytes = self.tables.row_bytes(table);
         self.gathered.clear();
         let mut tokens = 0;
         for entry in entries {
@@ -190,9 +156,8 @@ impl Rows for MemoryRows<'_> {
                     self.gathered.resize(self.gathered.len() + self.ids.len() * row_bytes, 0);
                     continue;
                 }
-                for &id in &self.ids {
-                    let at = id as usize * row_bytes;
-                    self.gathered.extend_from_slice(&bytes[at..at + row_bytes]);
+                for &row in &self.ids {
+                    self.gathered.extend_from_slice(self.tables.row(table, row));
                 }
             }
             tokens += self.windows[entry.slot].len() as u64;
