@@ -1,7 +1,7 @@
 //! The constants of the hash, derived from a spec: multipliers, primes.
 //!
-//! Checkpoints hold them (Qwen) or do not (V4.1). Either way they are computed here and compared with what is declared, because
-//! a wrong constant reads plausible rows of the wrong n-grams.
+//! Checkpoints hold them (Qwen) or do not (V4.1). Either way they are computed here and compared with what is declared,
+//! because a wrong constant reads plausible rows of the wrong n-grams.
 //!
 //! Invariants: a function of the spec alone; every size is bounded before anything is computed from it.
 
@@ -69,14 +69,14 @@ fn ranks(spec: &Spec) -> impl Iterator<Item = usize> {
 
 /// The primes of each table, `[tables][orders * heads]`, order-major.
 ///
-/// For each layer in table order and each order, from the order's base upwards, the next primes that no head has taken. For
-/// Qwen this is the same as "number 16k+1 to 16k+16 from the base" of the engines, as all its orders have one base.
+/// For each layer in table order and each order, from the order's base upwards, the next primes that no head has taken.
+/// For Qwen this is the same as "number 16k+1 to 16k+16 from the base" of the engines, as all its orders have one base.
 pub(crate) fn primes(spec: &Spec) -> Result<Vec<Vec<u64>>, SpecError> {
     shape(spec)?;
     let mut by_rank = Vec::with_capacity(spec.layer_ids.len());
     let mut taken = std::collections::HashSet::new();
-    // Where the next free prime of a base is at the earliest: all before it are composite or taken. Without this, many tables
-    // would test the same numbers again and again.
+    // Where the next free prime of a base is at the earliest: all before it are composite or taken. Without this, many
+    // tables would test the same numbers again and again.
     let mut next_free = std::collections::HashMap::new();
     for _ in &spec.layer_ids {
         let mut table = Vec::with_capacity(spec.columns());
@@ -96,8 +96,8 @@ pub(crate) fn primes(spec: &Spec) -> Result<Vec<Vec<u64>>, SpecError> {
     Ok(ranks(spec).map(|rank| by_rank[rank].clone()).collect())
 }
 
-/// The multipliers of each table, `[tables][n]`, index = lookback distance. `vocab` is the size of the hashed vocabulary: V for
-/// Engram, the raw vocabulary for Qwen.
+/// The multipliers of each table, `[tables][n]`, index = lookback distance. `vocab` is the size of the hashed
+/// vocabulary: V for Engram, the raw vocabulary for Qwen.
 ///
 /// Source: `spec/deepseek-engram.md` 1.3 and `spec/qwen-ple.md` 1.3. With the bound `floor(floor((2^63-1)/vocab)/2)` a
 /// multiplier `2r + 1` is at most `(2^63-1)/vocab`, so that no product of a legal id reaches 2^63.

@@ -1,7 +1,7 @@
 //! Every refusal of this crate, one enum per question that can be answered "no".
 //!
-//! A wrong constant gives plausible but wrong rows, which nothing downstream can notice; so whatever can be checked is checked
-//! once, at start, and refused by name. Messages say cause and remedy.
+//! A wrong constant gives plausible but wrong rows, which nothing downstream can notice; so whatever can be checked is
+//! checked once, at start, and refused by name. Messages say cause and remedy.
 //!
 //! Invariant: errors are plain data (`Clone + PartialEq`), so that tests and callers can compare them.
 
@@ -103,7 +103,8 @@ pub enum SpecError {
     },
     /// `pad_raw` and `pad_compressed` are different ids.
     #[error(
-        "pad_raw {raw} compresses to {mapped}, but pad_compressed is {declared}; give the map of this model, or one of the two"
+        "pad_raw {raw} compresses to {mapped}, but pad_compressed is {declared}; give the map of this model, or \
+        one of the two"
     )]
     PadMismatch {
         /// `pad_raw`.
@@ -115,8 +116,8 @@ pub enum SpecError {
     },
     /// A multiplier that is declared differs from the derived one.
     #[error(
-        "layer {layer}: multiplier {index} is declared as {declared}, but seed and vocabulary give {derived}; correct seed, \
-         vocab or compressed_vocab, or set trust_overrides to believe the declared constants"
+        "layer {layer}: multiplier {index} is declared as {declared}, but seed and vocabulary give {derived}; \
+        correct seed, vocab or compressed_vocab, or set trust_overrides to believe the declared constants"
     )]
     MultiplierMismatch {
         /// The layer.
@@ -130,8 +131,8 @@ pub enum SpecError {
     },
     /// A prime that is declared differs from the derived one.
     #[error(
-        "layer {layer}: the prime of column {column} is declared as {declared}, but the bases give {derived}; correct bases or \
-         table_order, or set trust_overrides to believe the declared constants"
+        "layer {layer}: the prime of column {column} is declared as {declared}, but the bases give {derived}; \
+        correct bases or table_order, or set trust_overrides to believe the declared constants"
     )]
     PrimeMismatch {
         /// The layer.
@@ -170,8 +171,8 @@ pub enum SpecError {
     },
     /// `multiplier * (vocab - 1)` leaves 63 bits: signed and unsigned engines would differ.
     #[error(
-        "layer {layer}: multiplier {index} = {value} times the largest id of {vocab} reaches 2^63, where engines differ; the \
-         multipliers were made for a smaller vocabulary"
+        "layer {layer}: multiplier {index} = {value} times the largest id of {vocab} reaches 2^63, where \
+        engines differ; the multipliers were made for a smaller vocabulary"
     )]
     ProductOverflow {
         /// The layer.
@@ -209,7 +210,8 @@ pub enum SpecError {
     },
     /// The spec declares a token map and none was given.
     #[error(
-        "the model compresses its vocabulary and no token map was given; load it, or build it from the model's tokenizer.json"
+        "the model compresses its vocabulary and no token map was given; load it, or build it from the model's \
+        tokenizer.json"
     )]
     MapMissing,
     /// A token map was given to a dialect that hashes raw ids.
@@ -234,7 +236,8 @@ pub enum SpecError {
     },
     /// The map compresses to another number of ids than the multipliers were made for.
     #[error(
-        "the token map compresses to {got} ids, but compressed_vocab is {want}; the multipliers were made for another tokenizer"
+        "the token map compresses to {got} ids, but compressed_vocab is {want}; the multipliers were made for \
+        another tokenizer"
     )]
     MapVocab {
         /// Largest value of the map + 1.
@@ -286,7 +289,8 @@ pub enum TokenMapError {
 /// A token id that the model does not have. Nothing was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "token {token} is outside the vocabulary 0..{vocab}; pass the tokenizer's ids, and masked positions with live = false"
+    "token {token} is outside the vocabulary 0..{vocab}; pass the tokenizer's ids, and masked positions with \
+    live = false"
 )]
 pub struct TokenOutOfRange {
     /// The id.
@@ -358,7 +362,8 @@ pub enum ImportError {
     },
     /// Ids of another spec or token map.
     #[error(
-        "the history belongs to keygen {found:016x}, not to {want:016x}; both sides must use the same spec and token map"
+        "the history belongs to keygen {found:016x}, not to {want:016x}; both sides must use the same spec and \
+        token map"
     )]
     OtherKeygen {
         /// Fingerprint in the bytes.

@@ -1,11 +1,12 @@
 //! What a request remembers: its last ids, and how many positions exist.
 //!
-//! Rows depend on the last n - 1 ids. A longer tail is kept so that positions can be taken back (rejected drafts, edits)
-//! without asking the engine for the ids again.
+//! Rows depend on the last n - 1 ids. A longer tail is kept so that positions can be taken back (rejected drafts,
+//! edits) without asking the engine for the ids again.
 //!
 //! Invariants:
 //! - Ids are kept resolved (compressed, DEAD marked), so a window is read without the token map.
-//! - At least `min(position, n - 1)` ids are kept, at most `tail_max`; hence the window of the next token is always known.
+//! - At least `min(position, n - 1)` ids are kept, at most `tail_max`; hence the window of the next token is always
+//!   known.
 //! - After `new`, nothing but `clone` and `export` allocates.
 //! - A call that fails changes nothing.
 
@@ -100,12 +101,14 @@ impl History {
 
     /// Becomes the history of a request at `start_pos` (a prefix-cache hit, a hand-over) that held `ids` before it.
     ///
-    /// `ids` are raw, newest last, at least `min(start_pos, n - 1)` of them. `live` marks the masked ones with `false`, one entry
-    /// per id; `None` = all live. Ids older than the window do not matter; as many of them as the tail holds are kept for
-    /// [`History::rollback`], back to the first that is not legal. Ids that would lie before position 0 are ignored.
+    /// `ids` are raw, newest last, at least `min(start_pos, n - 1)` of them. `live` marks the masked ones with `false`,
+    /// one entry per id; `None` = all live. Ids older than the window do not matter; as many of them as the tail holds
+    /// are kept for [`History::rollback`], back to the first that is not legal. Ids that would lie before position 0
+    /// are ignored.
     ///
     /// # Errors
-    /// If there are too few ids, the mask has another length, or a live id of the window is not legal. Nothing changes then.
+    /// If there are too few ids, the mask has another length, or a live id of the window is not legal. Nothing changes
+    /// then.
     ///
     /// # Panics
     /// If the history was made for another keygen.
@@ -171,8 +174,8 @@ impl History {
 
     /// The history as bytes, for [`History::import`] into a process with the same spec and token map.
     ///
-    /// Layout, little-endian: magic `EGHI`, u16 format, u16 n - 1, u64 fingerprint of the keygen, u64 position, u32 count, then
-    /// count resolved ids as i32, oldest first, then a u64 checksum of all that.
+    /// Layout, little-endian: magic `EGHI`, u16 format, u16 n - 1, u64 fingerprint of the keygen, u64 position, u32
+    /// count, then count resolved ids as i32, oldest first, then a u64 checksum of all that.
     pub fn export(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER_BYTES + 4 * self.kept() + TRAILER_BYTES);
         out.extend(MAGIC);

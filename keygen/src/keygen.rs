@@ -1,15 +1,15 @@
 //! The address function: a validated spec that turns tokens into row ids.
 //!
-//! Both dialects are one loop. A window holds the ids of n positions, newest first; once a predecessor is missing or is the
-//! dialect's barrier, it and everything older is the dialect's filler:
+//! Both dialects are one loop. A window holds the ids of n positions, newest first; once a predecessor is missing or is
+//! the dialect's barrier, it and everything older is the dialect's filler:
 //!
 //! | | id hashed | barrier | filler | does the current id cut its own window? |
 //! |---|---|---|---|---|
 //! | Engram | compressed | DEAD | pad | yes: a DEAD position hashes as all pad, and its rows are not used |
 //! | Qwen PLE | raw | EOS | EOS | no |
 //!
-//! Per table and order, the mix is the xor of id x multiplier over the window; the heads of an order share it and differ in
-//! their prime only.
+//! Per table and order, the mix is the xor of id x multiplier over the window; the heads of an order share it and
+//! differ in their prime only.
 //!
 //! Invariants: immutable after `new`; for legal ids every mix is below 2^63, so signed and unsigned arithmetic agree.
 
@@ -92,13 +92,13 @@ pub struct Keygen {
 impl Keygen {
     /// Checks the spec and derives its constants.
     ///
-    /// `map` is the token map of an Engram model; without it (and with none declared) ids are hashed as they are. Qwen takes
-    /// none. The digest of the map is not checked here.
+    /// `map` is the token map of an Engram model; without it (and with none declared) ids are hashed as they are. Qwen
+    /// takes none. The digest of the map is not checked here.
     ///
     /// # Errors
-    /// A [`SpecError`] that names the field: a size out of bounds, lists that do not fit together, a declared constant that
-    /// differs from the derived one, rows that are not the sum of the primes, products that reach 2^63, a map of another
-    /// length or vocabulary.
+    /// A [`SpecError`] that names the field: a size out of bounds, lists that do not fit together, a declared constant
+    /// that differs from the derived one, rows that are not the sum of the primes, products that reach 2^63, a map of
+    /// another length or vocabulary.
     pub fn new(spec: &Spec, map: Option<TokenMap>) -> Result<Self, SpecError> {
         derive::shape(spec)?;
         check_layers(spec)?;
@@ -272,8 +272,8 @@ impl Keygen {
 
     /// Appends `token` to the history and gives the window of its position. Allocates nothing.
     ///
-    /// `live = false` marks a masked position, whose id need not be legal. Engram: the position is DEAD. Qwen: the id it carries
-    /// is hashed like any other; one outside the vocabulary is hashed as two's complement, unsigned (see
+    /// `live = false` marks a masked position, whose id need not be legal. Engram: the position is DEAD. Qwen: the id
+    /// it carries is hashed like any other; one outside the vocabulary is hashed as two's complement, unsigned (see
     /// [`Keygen::rows_signed_unchecked`] for how engines differ there), so substitute the placeholder before.
     ///
     /// # Panics
@@ -335,20 +335,26 @@ impl Keygen {
     pub fn token_rows(&self, table: usize, window: &Window, out: &mut [RowId]) {
         assert!(out.len() == self.columns(), "one row id for each column");
         let mixes = self.mixes(table, window);
-        for (order, out) in out.chunks_exact_mut(self.heads).enumerate() {
-            self.rows(table, order, mixes[order], out);
+        // Not `chunks_exact_mut`: it divides.
+        let mut rest = out;
+        for (order, &mix) in mixes[..self.orders()].iter().enumerate() {
+            let (rows, later) = rest.split_at_mut(self.heads);
+            self.rows(table, order, mix, rows);
+            rest = later;
         }
     }
 
-    /// The rows that torch and numpy give for **any** ids, also illegal ones: position `pos` of the sequence `ids`, signed.
+    /// The rows that torch and numpy give for **any** ids, also illegal ones: position `pos` of the sequence `ids`,
+    /// signed.
     ///
-    /// Not for serving. Engines refuse no id: torch and numpy wrap products as `i64` and take the floored remainder, so an id
-    /// beyond the vocabulary or below zero has rows, too, and the published vectors hold some. This product refuses such
-    /// ids ([`Keygen::check`]), and its hot path is unsigned; hence this separate, slow, direct form of the definition. For
-    /// legal ids it equals the hot path.
+    /// Not for serving. Engines refuse no id: torch and numpy wrap products as `i64` and take the floored remainder, so
+    /// an id beyond the vocabulary or below zero has rows, too, and the published vectors hold some. This product
+    /// refuses such ids ([`Keygen::check`]), and its hot path is unsigned; hence this separate, slow, direct form of
+    /// the definition. For legal ids it equals the hot path.
     ///
-    /// `ids` are raw, from the start of the sequence (or from n - 1 ids before `pos`), all live. Negative ids pass the token map
-    /// unchanged, as in the paper's demo, but for -1, which is DEAD in the published vectors. `out` has [`Keygen::columns`] entries.
+    /// `ids` are raw, from the start of the sequence (or from n - 1 ids before `pos`), all live. Negative ids pass the
+    /// token map unchanged, as in the paper's demo, but for -1, which is DEAD in the published vectors. `out` has
+    /// [`Keygen::columns`] entries.
     ///
     /// # Panics
     /// If `pos` is not in `ids`, an Engram id is beyond the token map, or `out` has another length.
@@ -361,7 +367,8 @@ impl Keygen {
             if !engram {
                 return (age == 0 || raw != self.barrier).then_some(i64::from(raw));
             }
-            // Negative ids pass the map unchanged; the vectors let -1 mean DEAD thereafter, as the reference has one array for both.
+            // Negative ids pass the map unchanged; the vectors let -1 mean DEAD thereafter, as the reference has one
+            // array for both.
             let id = usize::try_from(raw).map_or(raw, |index| self.resolved[index]);
             (id != DEAD).then_some(i64::from(id))
         };

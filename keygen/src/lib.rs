@@ -1,9 +1,9 @@
 //! Row ids of n-gram embedding tables, a pure function of (spec, history, token).
 //!
-//! Some language models carry huge static tables of n-gram embeddings (DeepSeek-V4.1 Engram, Qwen3.8 PLE). The rows that a
-//! token needs follow from the last few token ids by a hash alone. This crate is that hash, bit for bit as the engines
-//! compute it, and nothing else: it is built once from a [`Spec`], and then turns tokens into row ids without allocating and
-//! without dividing.
+//! Some language models carry huge static tables of n-gram embeddings (DeepSeek-V4.1 Engram, Qwen3.8 PLE). The rows
+//! that a token needs follow from the last few token ids by a hash alone. This crate is that hash, bit for bit as the
+//! engines compute it, and nothing else: it is built once from a [`Spec`], and then turns tokens into row ids without
+//! allocating and without dividing.
 //!
 //! ```
 //! use engram_keygen::{History, Keygen, Spec};
@@ -23,8 +23,8 @@
 //! # Invariants
 //!
 //! - No I/O, no threads, no clock: the crate names none of `std::{fs, io, sync, thread, time}`; no `unsafe`.
-//! - Streaming equals whole: the rows of a position depend on the ids before it alone, however they were fed, taken back
-//!   and fed again.
+//! - Streaming equals whole: the rows of a position depend on the ids before it alone, however they were fed, taken
+//!   back and fed again.
 //! - Every row id lies in the range of its head.
 //! - After [`Keygen::new`] and [`History::new`], `push`, `mixes`, `rows` and `token_rows` allocate nothing and use no
 //!   division.

@@ -1,7 +1,7 @@
 //! The token map: raw tokenizer id -> compressed id.
 //!
-//! Engram hashes a compressed vocabulary, in which ids whose text is equal after normalisation are one. The map is data: it is
-//! loaded (and its digest checked) or built from a tokenizer elsewhere; here only its shape is checked.
+//! Engram hashes a compressed vocabulary, in which ids whose text is equal after normalisation are one. The map is
+//! data: it is loaded (and its digest checked) or built from a tokenizer elsewhere; here only its shape is checked.
 //!
 //! Invariants: the values are exactly 0..V, each at least once; V = largest value + 1; 1 <= V <= len <= `VOCAB_MAX`.
 
@@ -58,7 +58,8 @@ impl TokenMap {
         Self::affine(len, 1, 0, len)
     }
 
-    /// A made-up map of `len` raw ids onto `compressed_vocab`, for synthetic tables: `(7919 * i + 13) % compressed_vocab`.
+    /// A made-up map of `len` raw ids onto `compressed_vocab`, for synthetic tables: `(7919 * i + 13) %
+    /// compressed_vocab`.
     ///
     /// The rule of the golden vectors that need no tokenizer.
     ///

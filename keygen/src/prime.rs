@@ -1,7 +1,8 @@
 //! Primality of 64-bit numbers, decided exactly.
 //!
-//! The moduli of the hash are "the next primes from a base", so a probable prime that is none would shift every later row.
-//! Miller-Rabin with the first twelve primes as bases is a proof below 3.3e24 (Sorenson, Webster 2015), hence for all `u64`.
+//! The moduli of the hash are "the next primes from a base", so a probable prime that is none would shift every later
+//! row. Miller-Rabin with the first twelve primes as bases is a proof below 3.3e24 (Sorenson, Webster 2015), hence for
+//! all `u64`.
 //!
 //! Invariants: start-up only (it divides); no randomness.
 
@@ -74,7 +75,8 @@ mod tests {
 
     #[test]
     fn strong_pseudoprimes_and_the_far_end() {
-        // Composite, yet strong pseudoprimes to the bases 2..=7, 2..=23 and 2..=37 (OEIS A014233; the last is above 2^64).
+        // Composite, yet strong pseudoprimes to the bases 2..=7, 2..=23 and 2..=37 (OEIS A014233; the last is above
+        // 2^64).
         for n in [3_215_031_751, 341_550_071_728_321, 3_825_123_056_546_413_051] {
             assert!(!is_prime(n), "{n}");
         }

@@ -3,7 +3,8 @@
 //! A V4.1 token needs 48 remainders of 64-bit numbers; a hardware division costs 20 to 40 cycles on many cores, a
 //! multiplication 3 to 4, pipelined.
 //!
-//! Invariant: [`Reciprocal::rem`] equals `n % d` for **every** `u64` n, not only for the mixes of legal ids (below 2^63).
+//! Invariant: [`Reciprocal::rem`] equals `n % d` for **every** `u64` n, not only for the mixes of legal ids (below
+//! 2^63).
 //!
 //! # Why it is exact
 //!
@@ -14,9 +15,9 @@
 //! n/d - n*M/2^64 = n*e/2^64,   which lies in [0, 1).
 //! ```
 //!
-//! With `q = floor(n*M / 2^64)` (the high word of one product) the real quotient n/d thus exceeds `q` by less than
-//! `1 + 1 = 2`, and is never below it: `0 <= n - q*d < 2*d`. One conditional subtraction of `d` gives the remainder. `2*d` must
-//! fit 64 bits, so `d < 2^63`; the moduli here are below 2^42.
+//! With `q = floor(n*M / 2^64)` (the high word of one product) the real quotient n/d thus exceeds `q` by less than `1 +
+//! 1 = 2`, and is never below it: `0 <= n - q*d < 2*d`. One conditional subtraction of `d` gives the remainder. `2*d`
+//! must fit 64 bits, so `d < 2^63`; the moduli here are below 2^42.
 
 /// A divisor and its reciprocal, 16 bytes.
 ///
@@ -52,9 +53,10 @@ impl Reciprocal {
         let q = ((n as u128 * self.magic as u128) >> 64) as u64;
         // q <= n/d, so the product does not wrap and r is in 0..2*d.
         let r = n - q * self.divisor;
-        // Wraps to a huge number exactly when r < d; the compiler makes this a conditional move.
         let less = r.wrapping_sub(self.divisor);
-        if r < self.divisor { r } else { less }
+        // `less` is negative exactly when r < d, and then d is put back. Written with a mask because a comparison
+        // became a branch, which hashed values make unpredictable (measured: twice the time).
+        less.wrapping_add(self.divisor & ((less as i64 >> 63) as u64))
     }
 }
 

@@ -1,11 +1,11 @@
 //! The two random streams that the table constants come from: numpy's `default_rng` and splitmix64.
 //!
-//! The multipliers are stored in no V4.1 checkpoint, so they are derived again, and must equal numpy's to the bit. What is
-//! here is exactly the part of numpy that `default_rng(seed).integers(0, bound, dtype=int64)` runs: SeedSequence, PCG64
-//! (XSL-RR 128/64), and Lemire's bounded draw in its 64-bit form.
+//! The multipliers are stored in no V4.1 checkpoint, so they are derived again, and must equal numpy's to the bit. What
+//! is here is exactly the part of numpy that `default_rng(seed).integers(0, bound, dtype=int64)` runs: SeedSequence,
+//! PCG64 (XSL-RR 128/64), and Lemire's bounded draw in its 64-bit form.
 //!
-//! Invariants: integer arithmetic only, wrapping where numpy wraps; no state outside the values; nothing here runs after
-//! start-up.
+//! Invariants: integer arithmetic only, wrapping where numpy wraps; no state outside the values; nothing here runs
+//! after start-up.
 
 /// The increment of splitmix64, 2^64 / golden ratio. Qwen's derivation adds it once more outside [`splitmix64`].
 pub const SPLITMIX_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -27,8 +27,8 @@ const POOL_WORDS: usize = 4;
 
 /// `numpy.random.SeedSequence(seed).generate_state(4, uint64)`.
 ///
-/// Source of the constants: numpy `bit_generator.pyx` (after M. O'Neill's `seed_seq_fe`). A seed of 64 bits fills at most two
-/// of the four pool words, so the part of the algorithm that folds in further words never runs and is absent.
+/// Source of the constants: numpy `bit_generator.pyx` (after M. O'Neill's `seed_seq_fe`). A seed of 64 bits fills at
+/// most two of the four pool words, so the part of the algorithm that folds in further words never runs and is absent.
 pub fn seed_sequence(seed: u64) -> [u64; 4] {
     // numpy drops leading zero words but keeps at least one; missing words enter as zero, so both forms agree.
     let words = [seed as u32, (seed >> 32) as u32, 0, 0];
@@ -114,8 +114,8 @@ impl Pcg64 {
     /// A value in `0..bound`, as `Generator.integers(0, bound, dtype=int64)` draws it.
     ///
     /// # Panics
-    /// If `bound` is not above 2^32: numpy takes another path there, with half a word kept between draws, which no table
-    /// geometry within [`crate::VOCAB_MAX`] reaches.
+    /// If `bound` is not above 2^32: numpy takes another path there, with half a word kept between draws, which no
+    /// table geometry within [`crate::VOCAB_MAX`] reaches.
     pub fn bounded(&mut self, bound: u64) -> u64 {
         assert!(bound > 1 << 32, "numpy's 64-bit bounded draw needs a bound above 2^32, not {bound}");
         let mut m = u128::from(self.next_u64()) * u128::from(bound);

@@ -1,10 +1,11 @@
 //! What a model's addresses depend on, as data.
 //!
-//! One structure for both dialects, with built-in values for the models that exist and a TOML or JSON form for those that do
-//! not yet: a new geometry is a file, not a release. Nothing here is believed: [`crate::Keygen::new`] checks all of it once.
+//! One structure for both dialects, with built-in values for the models that exist and a TOML or JSON form for those
+//! that do not yet: a new geometry is a file, not a release. Nothing here is believed: [`crate::Keygen::new`] checks
+//! all of it once.
 //!
-//! Invariants: plain data, no derived state; unknown fields of a file are refused (a misspelt `dead_ids` must not pass as an
-//! empty one); `from_json(to_json(s)) == s`.
+//! Invariants: plain data, no derived state; unknown fields of a file are refused (a misspelt `dead_ids` must not pass
+//! as an empty one); `from_json(to_json(s)) == s`.
 
 use crate::derive;
 use crate::{SpecError, Token};
@@ -14,8 +15,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
-    /// DeepSeek Engram (V4.1 and the paper's demo): compressed ids, a pad id for what is missing, sticky DEAD positions,
-    /// multipliers from numpy's PCG64.
+    /// DeepSeek Engram (V4.1 and the paper's demo): compressed ids, a pad id for what is missing, sticky DEAD
+    /// positions, multipliers from numpy's PCG64.
     Engram,
     /// Qwen3.8 PLE: raw ids, EOS for what is missing, EOS cuts the window, multipliers from splitmix64.
     QwenPle,
@@ -154,7 +155,8 @@ pub struct Spec {
     /// Added to the seed per layer id (Engram) or per PLE layer (Qwen); 10007 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_seed_stride: Option<u64>,
-    /// Multipliers as the checkpoint holds them, per table `[n]`, index = lookback distance. Compared with the derived ones.
+    /// Multipliers as the checkpoint holds them, per table `[n]`, index = lookback distance. Compared with the derived
+    /// ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<Vec<Vec<u64>>>,
     /// Primes as the checkpoint holds them, per table `[(n - 1) * heads]`, order-major. Compared with the derived ones.
@@ -189,7 +191,8 @@ pub struct Spec {
 impl Spec {
     /// Qwen3.8-Flash-Next PLE: 16 rows of 160 B (FP8) a token from one table of 320,001,446 rows, at layer 1.
     ///
-    /// Source: the model's `config.json` (`ple_layer_ids = [2]` there is one-based) and the multipliers of its checkpoint.
+    /// Source: the model's `config.json` (`ple_layer_ids = [2]` there is one-based) and the multipliers of its
+    /// checkpoint.
     pub fn qwen_ple() -> Self {
         Self {
             name: "qwen3.8-flash-next-ple".into(),
@@ -215,8 +218,8 @@ impl Spec {
 
     /// DeepSeek-V4.1-Flash Engram: 48 rows of 264 B a token from two tables of 384 M rows, at layers 1 and 14.
     ///
-    /// Needs the model's token map (129,280 entries, 99,092 compressed ids). Source: the model's `config.json`; the multipliers
-    /// are in no checkpoint and are derived.
+    /// Needs the model's token map (129,280 entries, 99,092 compressed ids). Source: the model's `config.json`; the
+    /// multipliers are in no checkpoint and are derived.
     pub fn deepseek_v41() -> Self {
         Self {
             name: "deepseek-v4.1-flash-engram".into(),
@@ -248,7 +251,8 @@ impl Spec {
         }
     }
 
-    /// The paper's demo (arXiv 2601.07372): 32 rows of 64 floats a token from two tables of 10.3 M rows, at layers 1 and 15.
+    /// The paper's demo (arXiv 2601.07372): 32 rows of 64 floats a token from two tables of 10.3 M rows, at layers 1
+    /// and 15.
     ///
     /// Hashes ids of a vocabulary of 98,627 as they are, or through a map onto it. No position is DEAD but masked ones.
     pub fn demo() -> Self {
@@ -331,9 +335,9 @@ impl Spec {
 
     /// The same model with smaller bases, so that no table has more than about `rows_per_table_max` rows.
     ///
-    /// Orders, heads, row widths, multipliers and vocabulary stay; primes and the declared rows are computed anew. A spec that is
-    /// small enough keeps its bases. The least table has primes from 2; less cannot be had. A spec that cannot be derived is
-    /// returned as it is, for [`crate::Keygen::new`] to refuse.
+    /// Orders, heads, row widths, multipliers and vocabulary stay; primes and the declared rows are computed anew. A
+    /// spec that is small enough keeps its bases. The least table has primes from 2; less cannot be had. A spec that
+    /// cannot be derived is returned as it is, for [`crate::Keygen::new`] to refuse.
     ///
     /// ```
     /// use engram_keygen::{Keygen, Spec};
@@ -349,7 +353,8 @@ impl Spec {
         let Ok(mut got) = rows(&scaled) else { return self.clone() };
         let full = largest(&got);
         let mut target = rows_per_table_max;
-        // Rows grow with the target about one to one, so each round takes off the excess that the last one left: a few rounds.
+        // Rows grow with the target about one to one, so each round takes off the excess that the last one left: a few
+        // rounds.
         while largest(&got) > rows_per_table_max && scaled.bases.iter().any(|&base| base > derive::BASE_MIN) {
             let shrink = |&base: &u64| {
                 let base = u128::from(base) * u128::from(target) / u128::from(full);

@@ -1,8 +1,8 @@
 //! The published and the independently computed vectors, bit for bit; one test per file, which prints what it compared.
 //!
-//! The figures come from numpy and from the engines' own code (see `tests/golden/`), never from this crate. Each case is
-//! computed in several ways that must agree: token by token, in chunks that start from a seeded history, after a rollback, and
-//! by the signed reference function.
+//! The figures come from numpy and from the engines' own code (see `tests/golden/`), never from this crate. Each case
+//! is computed in several ways that must agree: token by token, in chunks that start from a seeded history, after a
+//! rollback, and by the signed reference function.
 //!
 //! Not here: `golden_dequant.json` and the `locate` / `e4m3fn` parts, which are about row bytes and files.
 
