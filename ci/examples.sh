@@ -3,7 +3,8 @@
 source "$(dirname "$0")/env.sh"
 shopt -s nullglob
 examples=(examples/*.rs)
-if ((${#examples[@]})); then cargo build --release --examples --locked; fi
+if ((${#examples[@]} == 0)); then say "no examples" >&2; exit 1; fi
+cargo build --release --examples --locked
 for example in "${examples[@]}"; do
     name="$(basename "$example" .rs)"
     say "example $name"

@@ -8,17 +8,22 @@ source "$(dirname "$0")/env.sh"
 
 tokenizer="$(v41_tokenizer)"
 if [[ -n "$tokenizer" ]]; then export ENGRAM_V41_TOKENIZER="$tokenizer"; fi
-if [[ -f "$FIXTURES/stamp" ]]; then export ENGRAM_FIXTURES="$(cd "$FIXTURES" && pwd)"; fi
+if [[ -f "$FIXTURES/stamp" ]]; then export ENGRAM_FIXTURES="$FIXTURES"; fi
 
 log="$TARGET/test.log"
 mkdir -p "$TARGET"
 # --show-output: cargo hides what passing tests print, and with it the SKIP lines.
-cargo test --workspace --all-features --locked "$@" -- --show-output 2>&1 | tee "$log"
+status=0
+cargo test --workspace --all-features --locked --no-fail-fast "$@" -- --show-output 2>&1 | tee "$log" || status=$?
 
 skips="$(grep -h '^SKIP: ' "$log" | sort -u || true)"
 passed="$(awk '/^test result:/ { n += $4 } END { print n + 0 }' "$log")"
 say "$passed tests passed, $(grep -c . <<<"$skips" || true) skipped"
 if [[ -n "$skips" ]]; then printf '%s\n' "$skips"; fi
+if ((status != 0)); then
+    grep -E '^(test .* FAILED|error(\[|:).*)$' "$log" | sort -u || true
+    exit "$status"
+fi
 if ((passed == 0)); then say "no test ran" >&2; exit 1; fi
 if strict; then
     # Fixtures come from outside the repository; everything else CI can have.

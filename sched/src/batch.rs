@@ -63,9 +63,7 @@ impl Pages {
 
     /// Whether the extent lies inside.
     pub(crate) fn covers(&self, wanted: &Wanted) -> bool {
-        self.file == wanted.file
-            && self.offset <= wanted.offset
-            && wanted.offset + u64::from(wanted.len) <= self.end()
+        self.file == wanted.file && self.offset <= wanted.offset && wanted.offset + u64::from(wanted.len) <= self.end()
     }
 
     /// The range with `other`'s pages added, if one read of at most `read_bytes_max` is better than two.
@@ -105,12 +103,8 @@ impl Backlog {
         self.heap.pop().map(|w| w.0)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.heap.len()
+    pub(crate) fn clear(&mut self) {
+        self.heap.clear();
     }
 
     /// Grows a read that begins with `first` over the wants that follow, as far as merging pays; each is passed to `take`.

@@ -6,8 +6,10 @@
 //! - Nothing here waits and, after [`Core::new`], nothing here allocates.
 
 use crate::delivery::Destination;
+use crate::io::WakeBackend;
 use crate::limits::Resolved;
 use crate::memory::RowMemory;
+use crate::placement::Placement;
 use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab};
 use crate::protocol::cell::{Bound, Cell, Deposited, Orphaned};
 use crate::protocol::group::{Group, GroupIndex, IndexPlace, Links, Waiters};
@@ -17,7 +19,6 @@ use crate::request::Slot;
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, OnceLock, Ordering};
 use crate::{Closed, Layer, ReadError, StartError};
-use crate::{io::WakeBackend, place::Placement};
 use engram_keygen::{Keygen, ORDERS_MAX, RowId};
 use engram_store::{DataFile, FileId, Table};
 use std::time::Instant;
@@ -160,6 +161,12 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) epoch: Instant,
     pub(crate) workers: crate::workers::WorkQueue,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("layers", &self.geometry.layers).finish_non_exhaustive()
+    }
 }
 
 /// Layers of the runner's own request that have become complete: their wakers run after the run gate is released.
@@ -369,12 +376,7 @@ impl Core {
     /// Finds the group (table, order, mix) and lets the cell's node wait for it, or opens it and adds it to the plan.
     ///
     /// The cell is WAITING and the caller's.
-    pub(crate) fn want_group(
-        &self,
-        cell: u32,
-        (table, order, mix): (usize, usize, u64),
-        plan: &mut PlanDraft,
-    ) {
+    pub(crate) fn want_group(&self, cell: u32, (table, order, mix): (usize, usize, u64), plan: &mut PlanDraft) {
         let hash = Self::group_hash(table, order, mix);
         let table_order = (table as u32) << 8 | order as u32;
         let node = cell * self.geometry.orders as u32 + order as u32;
@@ -430,7 +432,7 @@ impl Core {
         key.rows_len.store(rows.len() as u32, Ordering::Relaxed);
         key.class.store(class as u32, Ordering::Relaxed);
         key.failure.clear();
-        let place = hash.and_then(|hash| self.index.insert(hash, group)).map_or(0, |p| p.0 + 1);
+        let place = hash.and_then(|hash| self.index.insert(hash, group)).map_or(0, |place| place.to_word());
         key.place.store(place, Ordering::Relaxed);
         let parts = self.tables[(table_order >> 8) as usize].parts().len();
         opened.open((rows.len() * parts) as u32);
@@ -452,8 +454,8 @@ impl Core {
         // The place is read before the reference is given back: afterwards the key is the next owner's.
         let place = unpinned.key().place.load(Ordering::Relaxed);
         if unpinned.unpin() {
-            if let Some(place) = place.checked_sub(1) {
-                self.index.remove(IndexPlace(place));
+            if let Some(place) = IndexPlace::from_word(place) {
+                self.index.remove(place);
             }
             self.poison_group(group);
             self.free_groups.push(group);

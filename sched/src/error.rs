@@ -107,6 +107,14 @@ pub enum TokenError {
         /// Ids given.
         got: u32,
     },
+    /// A liveness mask has another length than the tokens it is for.
+    #[error("the live mask has {live} entries for {toks} tokens; give one for each")]
+    MaskLength {
+        /// Entries of the mask.
+        live: usize,
+        /// Tokens.
+        toks: usize,
+    },
     /// A limit is reached; nothing was consumed.
     #[error("limit {0} is reached; drain or finish requests, or raise it at open")]
     LimitReached(&'static str),
@@ -182,9 +190,13 @@ fn describe_errno(errno: i32) -> String {
 #[non_exhaustive]
 pub enum ShutdownError {
     /// The kernel still holds buffers; nothing was freed, call again.
-    #[error("{reads} reads are still in the kernel; their buffers stay reserved, call shutdown again")]
+    #[error(
+        "{threads} threads have not ended, and ended ones left {reads} reads in the kernel; their buffers stay reserved, call again"
+    )]
     Busy {
-        /// Reads still out.
+        /// Threads that wait for their reads.
+        threads: usize,
+        /// Reads that actors have given up waiting for.
         reads: u64,
     },
 }

@@ -52,3 +52,138 @@ impl MemoryBounds {
         self.destination_bytes + self.group_bytes + self.token_bytes + self.arena_bytes + self.bookkeeping_bytes
     }
 }
+
+/// Cells that row reads (`read_rows`) may have out at a time.
+#[cfg(not(loom))]
+pub(crate) const ROW_CELLS: u32 = 512;
+
+/// Groups beyond those of cells: references that publishers and joiners hold for a moment after a cell has gone.
+#[cfg(not(loom))]
+const GROUPS_SLACK: u32 = 256;
+
+/// The limits in force: defaults filled in, derived sizes computed, ranges checked.
+#[cfg(not(loom))]
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub(crate) requests: u32,
+    pub(crate) request_tokens: u32,
+    pub(crate) await_tokens: u32,
+    pub(crate) ahead_tokens: u32,
+    pub(crate) in_flight_interactive: u32,
+    pub(crate) in_flight_bulk: u32,
+    pub(crate) slot_bytes: u32,
+    pub(crate) retries: u32,
+    pub(crate) workers: u16,
+    pub(crate) inline_tokens: u32,
+    tables: u32,
+}
+
+#[cfg(not(loom))]
+mod resolve {
+    use super::*;
+    use crate::StartError;
+    use crate::core::Geometry;
+    use crate::plan::PlanSlab;
+    use engram_store::Table;
+
+    fn limit(limit: &'static str, why: impl Into<String>) -> StartError {
+        StartError::Limit { limit, why: why.into() }
+    }
+
+    impl Resolved {
+        pub(crate) fn new(limits: &Limits, geometry: &Geometry, tables: &[Table]) -> Result<Self, StartError> {
+            let or = |value: u32, default: u32| if value == 0 { default } else { value };
+            let in_range = |name, value: u32, max: u32| {
+                if value <= max { Ok(value) } else { Err(limit(name, format!("{value} is above {max}"))) }
+            };
+            let requests = in_range("requests_max", or(limits.requests_max, 256), 1 << 16)?;
+            let request_tokens = in_range("request_tokens_max", or(limits.request_tokens_max, 65_536), 1 << 24)?
+                .max(32)
+                .next_power_of_two();
+            let await_tokens = in_range("await_tokens_max", or(limits.await_tokens_max, 512), 1 << 20)?;
+            let token_bytes: u64 = geometry.token_bytes.iter().map(|&b| b as u64).sum();
+            let prefetch_bytes = if limits.prefetch_bytes_max == 0 { 1 << 30 } else { limits.prefetch_bytes_max };
+            let affordable = prefetch_bytes / (token_bytes * u64::from(requests));
+            if affordable == 0 {
+                let need = token_bytes * u64::from(requests);
+                return Err(limit(
+                    "prefetch_bytes_max",
+                    format!("{requests} requests of one token each need {need} bytes; raise it or lower requests_max"),
+                ));
+            }
+            let ahead = in_range("ahead_tokens_max", or(limits.ahead_tokens_max, 64), 1 << 12)?;
+            let ahead_tokens = ahead.min(affordable as u32);
+            let read_max = or(limits.read_bytes_max, 16_384).next_multiple_of(4096);
+            let read_max = in_range("read_bytes_max", read_max, 1 << 20)?;
+            // An extent of b bytes that begins anywhere lies in at most b / 4096 + 2 pages.
+            let widest = tables.iter().flat_map(Table::parts).map(|p| p.bytes).max().unwrap_or(0);
+            let slot_bytes = read_max.max((widest / 4096 + 2) * 4096);
+            let arena = if limits.arena_bytes_max == 0 { 4 << 20 } else { limits.arena_bytes_max };
+            let slots_max = u32::try_from(arena / u64::from(slot_bytes)).unwrap_or(u32::MAX).min(4096);
+            if slots_max == 0 {
+                return Err(limit("arena_bytes_max", format!("{arena} bytes hold no read of {slot_bytes} bytes")));
+            }
+            let in_flight_bulk = or(limits.in_flight_bulk_max, 64).min(slots_max);
+            let in_flight_interactive = or(limits.in_flight_interactive_max, 32).min(slots_max);
+            Ok(Self {
+                requests,
+                request_tokens,
+                await_tokens,
+                ahead_tokens,
+                in_flight_interactive,
+                in_flight_bulk,
+                slot_bytes,
+                retries: or(limits.retries_max, 8),
+                workers: limits.workers_max,
+                inline_tokens: or(limits.inline_tokens_max, 64),
+                tables: tables.len() as u32,
+            })
+        }
+
+        /// Reads in flight at most, and buffer slots.
+        pub(crate) fn slots(&self) -> u32 {
+            self.in_flight_bulk.max(self.in_flight_interactive)
+        }
+
+        /// Cells that one request may have out.
+        pub(crate) fn request_cells(&self) -> u32 {
+            self.ahead_tokens * self.tables
+        }
+
+        pub(crate) fn cells(&self, _: &Geometry) -> u32 {
+            self.requests * self.request_cells() + ROW_CELLS
+        }
+
+        pub(crate) fn groups(&self, geometry: &Geometry) -> u32 {
+            self.requests * self.request_cells() * geometry.orders as u32 + ROW_CELLS + GROUPS_SLACK
+        }
+
+        /// Each plan holds a group of a cell that exists, and each token at most begins one.
+        pub(crate) fn plans(&self) -> u32 {
+            self.requests * self.ahead_tokens + ROW_CELLS + GROUPS_SLACK
+        }
+
+        pub(crate) fn slot_destination_bytes(&self, geometry: &Geometry) -> u64 {
+            geometry.token_bytes.iter().map(|&b| b as u64).sum::<u64>() * u64::from(self.await_tokens)
+        }
+
+        pub(crate) fn memory(&self, geometry: &Geometry, actors: usize) -> MemoryBounds {
+            let (cells, groups) = (u64::from(self.cells(geometry)), u64::from(self.groups(geometry)));
+            let requests = u64::from(self.requests);
+            let per_cell = size_of::<crate::protocol::cell::Cell<crate::core::CellBody>>() + 4 * geometry.orders;
+            let per_group = size_of::<crate::protocol::group::Group<crate::core::GroupKey>>() + 8 * geometry.heads + 32;
+            let per_plan = PlanSlab::BODY_BYTES + 3 * 16 * actors;
+            MemoryBounds {
+                destination_bytes: requests * self.slot_destination_bytes(geometry),
+                group_bytes: groups * geometry.group_bytes as u64,
+                token_bytes: requests * u64::from(self.request_tokens) * 4
+                    + requests * u64::from(self.request_tokens) / 8,
+                arena_bytes: u64::from(self.slots()) * u64::from(self.slot_bytes) * actors as u64,
+                bookkeeping_bytes: cells * per_cell as u64
+                    + groups * per_group as u64
+                    + u64::from(self.plans()) * per_plan as u64
+                    + requests * size_of::<crate::request::Slot>() as u64,
+            }
+        }
+    }
+}

@@ -199,6 +199,27 @@ fn on_files(choice: BackendChoice, direct: DirectMode) {
     contract(&make);
 }
 
+#[cfg(target_os = "linux")]
+fn uring(direct: DirectMode) {
+    let options = BackendOptions { choice: BackendChoice::IoUring, ..BackendOptions::default() };
+    match BackendFactory::prepare(&options, &[], &OsThreads) {
+        Ok(_) => on_files(BackendChoice::IoUring, direct),
+        Err(e) => println!("SKIP: {e}"),
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn uring_direct() {
+    uring(DirectMode::Auto);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn uring_buffered() {
+    uring(DirectMode::Off);
+}
+
 #[test]
 fn pread_direct() {
     on_files(BackendChoice::Pread, DirectMode::Auto);

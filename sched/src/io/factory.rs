@@ -84,6 +84,8 @@ pub struct BackendFactory {
 }
 
 enum Stage {
+    #[cfg(target_os = "linux")]
+    Uring(Box<super::UringPrepared>),
     Pread(PreadBackend),
     Mmap(MmapBackend),
     Ready(Box<dyn Backend>),
@@ -114,13 +116,25 @@ impl BackendFactory {
         files: Arc<FileSet>,
         spawner: &dyn SpawnThread,
     ) -> Result<Self, StartError> {
-        let notes = files.notes().to_vec();
+        let mut notes = files.notes().to_vec();
         let stage = match options.choice {
             BackendChoice::Mmap => Stage::Mmap(MmapBackend::new(files, options.slots, options.slot_bytes)?),
-            BackendChoice::Pread | BackendChoice::Auto | BackendChoice::IoUring => {
-                Stage::Pread(pread(options, files, spawner, Vec::new())?)
-            }
+            BackendChoice::Pread => Stage::Pread(pread(options, files, spawner, Vec::new())?),
+            BackendChoice::IoUring => uring(options, files)?,
+            BackendChoice::Auto => match uring(options, files.clone()) {
+                Ok(stage) => stage,
+                Err(StartError::Backend { why, .. }) => {
+                    let note = format!("io_uring is not used, a pread pool is: {why}");
+                    notes.push(note.clone());
+                    Stage::Pread(pread(options, files, spawner, vec![note])?)
+                }
+                Err(other) => return Err(other),
+            },
         };
+        #[cfg(target_os = "linux")]
+        if let Stage::Uring(prepared) = &stage {
+            notes.extend_from_slice(prepared.notes());
+        }
         Ok(Self { stage, notes })
     }
 
@@ -141,6 +155,8 @@ impl BackendFactory {
     /// [`StartError::Backend`] if the kernel refuses this thread what it granted in [`prepare`](Self::prepare).
     pub fn build(self) -> Result<Box<dyn Backend>, StartError> {
         Ok(match self.stage {
+            #[cfg(target_os = "linux")]
+            Stage::Uring(prepared) => Box::new(prepared.build()?),
             Stage::Pread(mut backend) => {
                 backend.touch();
                 Box::new(backend)
@@ -149,6 +165,16 @@ impl BackendFactory {
             Stage::Ready(backend) => backend,
         })
     }
+}
+
+#[cfg(target_os = "linux")]
+fn uring(options: &BackendOptions, files: Arc<FileSet>) -> Result<Stage, StartError> {
+    Ok(Stage::Uring(Box::new(super::UringPrepared::new(options, files, None)?)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn uring(_options: &BackendOptions, _files: Arc<FileSet>) -> Result<Stage, StartError> {
+    Err(StartError::Backend { backend: "io-uring", why: "this system has none; only Linux does".into() })
 }
 
 fn pread(

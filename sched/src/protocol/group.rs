@@ -133,6 +133,18 @@ pub struct GroupIndex {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexPlace(u32);
 
+impl IndexPlace {
+    /// As a word that is never 0.
+    pub fn to_word(self) -> u32 {
+        self.0 + 1
+    }
+
+    /// Back from a word; `None` for 0.
+    pub fn from_word(word: u32) -> Option<Self> {
+        word.checked_sub(1).map(Self)
+    }
+}
+
 impl GroupIndex {
     /// For about `groups` groups at a time.
     pub fn new(groups: usize) -> Self {

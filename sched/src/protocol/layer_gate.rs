@@ -49,19 +49,17 @@ impl LayerGate {
         self.remaining.store(UNBOUND, Ordering::Release);
     }
 
-    /// `n` copies are in place, or will never be made. True: the layer is complete; its waiter has been woken.
+    /// `n` copies are in place, or will never be made. True: the layer is complete, and the caller must [`LayerGate::wake`] the waiter
+    /// (once it holds no claim: a waker may run anything).
+    #[must_use]
     pub fn complete(&self, n: u32) -> bool {
         let ordering = if seeded::is(Bug::LayerCompleteRelaxed) { Ordering::Relaxed } else { Ordering::AcqRel };
-        let last = self.remaining.fetch_sub(n, ordering) == n; // L1
-        if last {
-            self.waker.wake(); // L4
-        }
-        last
+        self.remaining.fetch_sub(n, ordering) == n // L1
     }
 
-    /// Wakes the waiter to look around: the request or the scheduler has ended.
+    /// Lets the waiter look around: the layer is complete, or the request or the scheduler has ended.
     pub fn wake(&self) {
-        self.waker.wake();
+        self.waker.wake(); // L4
     }
 
     /// Whether the layer is complete.

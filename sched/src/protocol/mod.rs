@@ -12,4 +12,5 @@ pub mod layer_gate;
 pub mod mailbox;
 pub mod plan_queue;
 pub mod run_gate;
+pub mod taker;
 pub mod tenure;

@@ -49,13 +49,21 @@ impl<T> RunGate<T> {
         (self.word.fetch_or(RUNNING | PENDING, Ordering::AcqRel) & RUNNING == 0).then_some(Runner(self))
     }
 
-    /// Takes up a claim that was passed on.
+    /// Takes up a claim that [`Runner::pass_on`] made.
     ///
-    /// # Safety
-    /// There was a [`Runner::pass_on`] of this gate which nobody else takes up, and it happened before.
-    pub unsafe fn take_up(&self) -> Runner<'_, T> {
+    /// # Panics
+    /// If it is another gate's.
+    pub fn take_up(&self, claim: Claim) -> Runner<'_, T> {
+        assert_eq!(claim.gate, std::ptr::from_ref(self).addr(), "the claim belongs to this gate");
         Runner(self)
     }
+}
+
+/// A claim between two runners. There is one for each [`Runner::pass_on`].
+#[derive(Debug)]
+#[must_use = "a claim that is dropped leaves the actor claimed for good"]
+pub struct Claim {
+    gate: usize,
 }
 
 impl<'g, T> Runner<'g, T> {
@@ -79,6 +87,8 @@ impl<'g, T> Runner<'g, T> {
         }
     }
 
-    /// Lets go of the claim without running: whoever is told next takes it up.
-    pub fn pass_on(self) {}
+    /// Makes the claim portable: whoever gets it takes it up with [`RunGate::take_up`].
+    pub fn pass_on(self) -> Claim {
+        Claim { gate: std::ptr::from_ref(self.0).addr() }
+    }
 }

@@ -70,28 +70,6 @@ pub fn thread_waker() -> std::task::Waker {
     WAKER.with(Clone::clone)
 }
 
-/// Starts threads; tests replace it to make starts fail.
-#[cfg(not(loom))]
-pub trait Spawner: Send + Sync {
-    /// Starts a named thread.
-    ///
-    /// # Errors
-    /// The OS error, such as `EAGAIN` at the process limit.
-    fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<thread::JoinHandle<()>>;
-}
-
-/// Starts threads of the operating system.
-#[cfg(not(loom))]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OsSpawner;
-
-#[cfg(not(loom))]
-impl Spawner for OsSpawner {
-    fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> std::io::Result<thread::JoinHandle<()>> {
-        thread::Builder::new().name(name).spawn(body)
-    }
-}
-
 /// Locks a mutex; a panic of another holder does not spread (the data are valid between statements wherever this is used).
 #[cfg(not(loom))]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

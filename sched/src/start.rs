@@ -1,0 +1,272 @@
+//! Start and end: checks, threads, shutdown.
+
+use crate::actor::IoActor;
+use crate::core::{Core, Geometry};
+use crate::io::{BackendFactory, BackendOptions, BackendReport, FileSet, OsThreads, Pinned, SpawnThread};
+use crate::limits::Resolved;
+use crate::placement::{ACTORS_MAX, Placement};
+use crate::scheduler::{Layer, Parts, StartOptions};
+use crate::sync::{Arc, Condvar, Mutex, lock, thread};
+use crate::{Closed, ShutdownError, StartError, workers};
+use engram_store::FileId;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// Reads that a panicking or broken actor leaves in the kernel are waited for this long.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// What threads report to those who wait for them.
+#[derive(Debug, Default)]
+struct Board {
+    state: Mutex<BoardState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BoardState {
+    ready: usize,
+    refused: Option<StartError>,
+    running: usize,
+    /// Reads that ended actors have left in the kernel.
+    abandoned: u64,
+    reports: Vec<BackendReport>,
+}
+
+impl Board {
+    fn update(&self, change: impl FnOnce(&mut BoardState)) {
+        change(&mut lock(&self.state));
+        self.changed.notify_all();
+    }
+}
+
+/// The threads of a scheduler.
+pub(crate) struct Threads {
+    board: Arc<Board>,
+    handles: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// Checks that keys and tables fit each other, and derives the shapes.
+fn geometry(parts: &Parts) -> Result<Geometry, StartError> {
+    let (keygen, tables) = (&parts.keygen, &parts.tables);
+    let mismatch = |why: String| Err(StartError::Mismatch(why));
+    if tables.len() != keygen.tables() || tables.is_empty() || tables.len() > 64 {
+        return mismatch(format!("the spec has {} tables, the model {}", keygen.tables(), tables.len()));
+    }
+    for (index, table) in tables.iter().enumerate() {
+        if table.layer() != keygen.layer(index) {
+            return mismatch(format!("table {index} is for layer {}, not {}", table.layer(), keygen.layer(index)));
+        }
+        if table.rows() < keygen.table_rows(index) {
+            return mismatch(format!(
+                "layer {}: the spec addresses {} rows, the table has {}",
+                table.layer(),
+                keygen.table_rows(index),
+                table.rows()
+            ));
+        }
+    }
+    let row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes() as usize).collect();
+    Ok(Geometry {
+        layers: tables.iter().map(|t| Layer(t.layer())).collect(),
+        orders: keygen.orders(),
+        heads: keygen.heads(),
+        token_bytes: row_bytes.iter().map(|b| b * keygen.columns()).collect(),
+        group_bytes: row_bytes.iter().map(|b| b * keygen.heads()).max().unwrap_or(0),
+        row_bytes,
+    })
+}
+
+/// Makes the core for checked parts.
+pub(crate) fn core(parts: Parts, options: &StartOptions, placement: Placement) -> Result<Arc<Core>, StartError> {
+    let geometry = geometry(&parts)?;
+    let limits = Resolved::new(&options.limits, &geometry, &parts.tables)?;
+    Ok(Arc::new(Core::new(parts.keygen, parts.tables, parts.files, geometry, limits, placement)?))
+}
+
+impl Threads {
+    pub(crate) fn start(parts: Parts, options: &StartOptions) -> Result<(Arc<Core>, Self), StartError> {
+        let direct = match options.backend {
+            crate::io::BackendChoice::Mmap => crate::io::DirectMode::Off,
+            _ => options.direct,
+        };
+        let files = Arc::new(FileSet::open(&parts.files, direct)?);
+        let placement = match options.io_actors {
+            Some(actors) => {
+                let actors = usize::from(actors);
+                if !(1..=ACTORS_MAX).contains(&actors) {
+                    let why = format!("{actors} is not in 1..={ACTORS_MAX}");
+                    return Err(StartError::Limit { limit: "io_actors", why });
+                }
+                Placement::round_robin(parts.files.len(), actors)
+            }
+            None => {
+                let devices: Vec<u64> = (0..parts.files.len()).map(|f| files.identity(FileId(f as u32)).0).collect();
+                Placement::by_device(&devices, ACTORS_MAX)
+            }
+        };
+        let core = core(parts, options, placement)?;
+        let backend = BackendOptions {
+            choice: options.backend,
+            direct,
+            slots: core.limits.slots(),
+            slot_bytes: core.limits.slot_bytes,
+            ..BackendOptions::default()
+        };
+        let factories = (0..core.placement.actors())
+            .map(|_| BackendFactory::prepare_with(&backend, Arc::clone(&files), &OsThreads))
+            .collect::<Result<Vec<_>, _>>()?;
+        Self::spawn(core, factories, &OsThreads)
+    }
+
+    /// Starts an actor per factory, and the keygen workers.
+    pub(crate) fn spawn(
+        core: Arc<Core>,
+        factories: Vec<BackendFactory>,
+        spawner: &dyn SpawnThread,
+    ) -> Result<(Arc<Core>, Self), StartError> {
+        let threads = Self { board: Arc::new(Board::default()), handles: Mutex::new(Vec::new()) };
+        let actors = factories.len();
+        threads.board.update(|b| b.reports = vec![BackendReport::default(); actors]);
+        let started = threads.spawn_all(&core, factories, spawner).and_then(|()| threads.wait_ready(actors));
+        if let Err(error) = started {
+            let _ = threads.shutdown(&core, DRAIN_MAX); // those that did start
+            return Err(error);
+        }
+        Ok((core, threads))
+    }
+
+    fn spawn_all(
+        &self,
+        core: &Arc<Core>,
+        factories: Vec<BackendFactory>,
+        spawner: &dyn SpawnThread,
+    ) -> Result<(), StartError> {
+        for (index, factory) in factories.into_iter().enumerate() {
+            let (core, board) = (Arc::clone(core), Arc::clone(&self.board));
+            self.spawn_one(spawner, format!("engram-io-{index}"), move || io_thread(&core, index, factory, &board))?;
+        }
+        for index in 0..core.limits.workers {
+            let core = Arc::clone(core);
+            self.spawn_one(spawner, format!("engram-keygen-{index}"), move || workers::work(&core))?;
+        }
+        Ok(())
+    }
+
+    fn spawn_one(
+        &self,
+        spawner: &dyn SpawnThread,
+        name: String,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        self.board.update(|b| b.running += 1);
+        let board = Arc::clone(&self.board);
+        let counted = move || {
+            body();
+            board.update(|b| b.running -= 1);
+        };
+        match spawner.spawn(name.clone(), Box::new(counted)) {
+            Ok(handle) => {
+                lock(&self.handles).push(handle);
+                Ok(())
+            }
+            Err(source) => {
+                self.board.update(|b| b.running -= 1);
+                Err(StartError::Spawn { name, source })
+            }
+        }
+    }
+
+    fn wait_ready(&self, actors: usize) -> Result<(), StartError> {
+        let mut state = lock(&self.board.state);
+        loop {
+            if let Some(refused) = state.refused.take() {
+                return Err(refused);
+            }
+            if state.ready == actors {
+                return Ok(());
+            }
+            state = self.board.changed.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+
+    /// What each actor's backend uses.
+    pub(crate) fn reports(&self) -> Vec<BackendReport> {
+        lock(&self.board.state).reports.clone()
+    }
+
+    /// Closes the core and waits, at most `timeout`, for its threads.
+    pub(crate) fn shutdown(&self, core: &Core, timeout: Duration) -> Result<(), ShutdownError> {
+        core.close(Closed::Shutdown);
+        let deadline = Instant::now() + timeout;
+        let mut state = lock(&self.board.state);
+        while state.running > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ShutdownError::Busy { threads: state.running, reads: state.abandoned });
+            }
+            state = self.board.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        let abandoned = state.abandoned;
+        drop(state);
+        for handle in lock(&self.handles).drain(..) {
+            let _ = handle.join(); // its panic, if any, has been seen to
+        }
+        if abandoned > 0 { Err(ShutdownError::Busy { threads: 0, reads: abandoned }) } else { Ok(()) }
+    }
+}
+
+/// An I/O actor's thread. The backend and its buffers outlive whatever unwinds out of the actor, and are drained here.
+fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Board) {
+    let pinned = crate::io::pin_to_allowed_cpu(index);
+    let backend = match factory.build() {
+        Ok(backend) => backend,
+        Err(error) => {
+            board.update(|b| b.refused = Some(error));
+            return;
+        }
+    };
+    let _ = core.doors[index].waker.set(backend.waker());
+    let mut actor = IoActor::new(Arc::clone(core), index, backend);
+    let report = |actor: &mut IoActor| {
+        let mut report = actor.backend().report();
+        if let Pinned::No { why } = &pinned {
+            report.notes.push(format!("I/O actor {index} is not pinned: {why}"));
+        }
+        report
+    };
+    let first = report(&mut actor);
+    board.update(|b| {
+        b.reports[index] = first;
+        b.ready += 1;
+    });
+    let ended = catch_unwind(AssertUnwindSafe(|| actor.run()));
+    if !matches!(ended, Ok(Ok(()))) {
+        let why = match ended {
+            Ok(Err(errno)) => std::io::Error::from_raw_os_error(errno).to_string(),
+            _ => "it panicked".into(),
+        };
+        eprintln!(
+            "engram-sched: I/O actor {index} stopped: {why}. Every wait fails from now on; reopen the scheduler."
+        );
+        core.close(Closed::Fatal);
+    }
+    let left = actor.backend().drain(DRAIN_MAX) as u64;
+    let last = report(&mut actor);
+    board.update(|b| {
+        b.reports[index] = last;
+        b.abandoned += left;
+    });
+}
+
+/// A backend by hand, for tests: no files are opened.
+#[cfg(test)]
+pub(crate) fn with_backends(
+    parts: Parts,
+    options: &StartOptions,
+    backends: Vec<Box<dyn crate::io::Backend>>,
+) -> Result<crate::Scheduler, StartError> {
+    let placement = Placement::round_robin(parts.files.len(), backends.len());
+    let core = core(parts, options, placement)?;
+    let factories = backends.into_iter().map(BackendFactory::ready).collect();
+    Ok(crate::Scheduler::with(Threads::spawn(core, factories, &OsThreads)?))
+}
