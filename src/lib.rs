@@ -56,10 +56,10 @@ pub use engram_keygen::{
 pub use engram_sched_core::io::BackendReport;
 pub use engram_sched_core::{
     AwaitError, AwaitLayer, BackendChoice, Begin, Closed, DirectMode, Layer, LayerRows, Limits, MemoryBounds, Parts,
-    ReadError, RequestClass, RequestId, ShutdownError, StartError, StartOptions, Stats, TokenError,
+    ReadError, ReadRowsError, RequestClass, RequestId, ShutdownError, StartError, StartOptions, Stats, TokenError,
 };
 pub use engram_store::{
-    DataFile, Extent, FileId, HoleReport, LayerConstants, LayoutError, MANIFEST, ModelConfig, Part, PlainReader, QwenConfig,
-    RawGeometry, RowFormat, RowScale, SelfProof, Shard, SourceKind, SparseSample, StoreError, Summary, SynthLayout,
-    SynthPlan, SynthTable, Table, TokenMapError, V41Config, ValueType, decode, holes, self_proof, synth,
+    DataFile, Extent, FileId, HoleReport, LayerConstants, LayoutError, MANIFEST, ModelConfig, Part, PlainReader,
+    QwenConfig, RawGeometry, RowFormat, RowScale, SelfProof, Shard, SourceKind, SparseSample, StoreError, Summary,
+    SynthLayout, SynthPlan, SynthTable, Table, TokenMapError, V41Config, ValueType, decode, holes, self_proof, synth,
 };

@@ -2,7 +2,7 @@
 
 use crate::{OpenError, specs};
 use engram_keygen::{Dialect, Keygen, Spec, TokenMap};
-use engram_store::{ExpectedMap, MapOrigin, TokenMapCache, TokenMapError};
+use engram_store::{ExpectedMap, MapOrigin, TokenMapCache};
 use std::path::{Path, PathBuf};
 
 /// A token map and a remark on where it came from.
@@ -45,7 +45,7 @@ fn build(path: &Path, spec: &Spec, origin: &str) -> Result<Found, OpenError> {
 
 #[cfg(not(feature = "tokenizer"))]
 fn build(path: &Path, _spec: &Spec, _origin: &str) -> Result<Found, OpenError> {
-    Err(TokenMapError::NotBuilt { path: path.into() }.into())
+    Err(engram_store::TokenMapError::NotBuilt { path: path.into() }.into())
 }
 
 /// The map of the `tokenizer.json` in `folder`: cached, or built now.
@@ -81,9 +81,11 @@ pub(crate) fn from_checkpoint(folder: &Path, spec: &Spec, cache: Option<PathBuf>
 /// As [`spec_of`](crate::spec_of); [`OpenError::NoTokenMap`], [`OpenError::TokenMap`] for a map that is missing or another model's.
 pub fn keygen_of(name_or_file: &str, token_map: Option<&Path>) -> Result<Keygen, OpenError> {
     let spec = specs::spec_of(name_or_file)?;
-    let beside = spec.token_map.as_ref().and_then(|map| map.file.as_ref()).map(|file| {
-        Path::new(name_or_file).parent().unwrap_or(Path::new("")).join(file)
-    });
+    let beside = spec
+        .token_map
+        .as_ref()
+        .and_then(|map| map.file.as_ref())
+        .map(|file| Path::new(name_or_file).parent().unwrap_or(Path::new("")).join(file));
     let map = match token_map.or(beside.as_deref()) {
         Some(path) => from_file(path, &spec)?.map,
         None if needs_map(&spec) => return Err(OpenError::NoTokenMap { origin: spec.name }),

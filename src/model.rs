@@ -140,11 +140,7 @@ impl Model {
 
     /// What the core scheduler is started with.
     pub fn parts(&self) -> Parts {
-        Parts {
-            keygen: self.inner.keygen.clone(),
-            tables: self.inner.tables.clone(),
-            files: self.inner.files.clone(),
-        }
+        Parts { keygen: self.inner.keygen.clone(), tables: self.inner.tables.clone(), files: self.inner.files.clone() }
     }
 }
 
@@ -188,12 +184,7 @@ fn check_table(opened: &Opened, keygen: &Keygen, table: usize, found: &Table) ->
 }
 
 /// Compares what the checkpoint stores with what follows from the spec.
-fn check_constants(
-    root: &Path,
-    keygen: &Keygen,
-    table: usize,
-    constants: &LayerConstants,
-) -> Result<(), OpenError> {
+fn check_constants(root: &Path, keygen: &Keygen, table: usize, constants: &LayerConstants) -> Result<(), OpenError> {
     let lists = [
         ("multiplier", &constants.multipliers, keygen.multipliers(table)),
         ("head size", &constants.primes, keygen.primes(table)),

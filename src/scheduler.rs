@@ -17,6 +17,8 @@ pub struct OpenOptions {
     pub backend: BackendChoice,
     /// Whether to bypass the page cache.
     pub direct: DirectMode,
+    /// I/O actors, with the files dealt out in turn; `None`: one for each device that holds files.
+    pub io_actors: Option<u16>,
 }
 
 /// Takes tokens, reads their rows ahead, and has them ready when the layer asks.
@@ -37,8 +39,8 @@ impl Scheduler {
     /// Whatever [`Model::open`] refuses, and [`OpenError::Start`] if the I/O path is not to be had.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         let model = Model::open(path, &options.model)?;
-        let start =
-            StartOptions { limits: options.limits.clone(), backend: options.backend, direct: options.direct };
+        let OpenOptions { model: _, limits, backend, direct, io_actors } = options;
+        let start = StartOptions { limits: limits.clone(), backend: *backend, direct: *direct, io_actors: *io_actors };
         Ok(Self::start(&model, &start)?)
     }
 

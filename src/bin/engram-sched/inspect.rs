@@ -4,9 +4,7 @@ use crate::args::InspectArgs;
 use crate::failure::Failure;
 use crate::output::{Output, bytes_text, grouped};
 use crate::selection;
-use engram_sched::{
-    DirectMode, FileId, MemoryBounds, Model, Scheduler, SelfProof, StartOptions, Stats, Table, holes,
-};
+use engram_sched::{DirectMode, FileId, MemoryBounds, Model, Scheduler, SelfProof, StartOptions, Stats, Table, holes};
 use engram_sched_core::io::FileSet;
 use engram_store::Opened;
 use serde_json::{Value, json};
@@ -60,7 +58,10 @@ pub(crate) fn run(args: &InspectArgs, out: &Output) -> Result<(), Failure> {
         hole_bytes += holes(&file.path)?.hole_bytes;
     }
     if hole_bytes > 0 {
-        refused.push(format!("a timed benchmark: {} of the files are holes, which no device reads", bytes_text(hole_bytes)));
+        refused.push(format!(
+            "a timed benchmark: {} of the files are holes, which no device reads",
+            bytes_text(hole_bytes)
+        ));
     }
     let mut running = None;
     if let Some(model) = &model {
@@ -77,7 +78,11 @@ pub(crate) fn run(args: &InspectArgs, out: &Output) -> Result<(), Failure> {
         notes.dedup();
     }
     let findings = Findings { opened, model, alignments, direct, hole_bytes, running, refused, notes };
-    if out.json { out.print(serde_json::to_string_pretty(&findings.json())?) } else { out.print(findings.text().trim_end()) }
+    if out.json {
+        out.print(serde_json::to_string_pretty(&findings.json())?)
+    } else {
+        out.print(findings.text().trim_end())
+    }
 }
 
 /// Share of a table's rows whose first part lies on two pages, from its first rows.
@@ -212,7 +217,11 @@ impl Findings {
         if opened.files.len() > 4 {
             let _ = writeln!(text, "           and {} more", opened.files.len() - 4);
         }
-        let _ = writeln!(text, "direct     {}", if self.direct { "O_DIRECT" } else { "buffered: O_DIRECT is refused here" });
+        let _ = writeln!(
+            text,
+            "direct     {}",
+            if self.direct { "O_DIRECT" } else { "buffered: O_DIRECT is refused here" }
+        );
         let _ = writeln!(text, "synthetic  {}", self.synthetic());
         if let Some((memory, stats)) = &self.running {
             for backend in &stats.backends {

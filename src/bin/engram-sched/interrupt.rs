@@ -3,9 +3,9 @@
 //! Commands that write or measure call [`install`] first and [`check`] between pieces of work; others keep the default action.
 
 use crate::failure::Failure;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 

@@ -18,7 +18,6 @@ mod verify;
 
 use args::{Args, Command};
 use clap::Parser;
-use failure::Failure;
 use output::Output;
 use std::process::ExitCode;
 

@@ -10,11 +10,7 @@ pub(crate) fn run(args: &TokenMapArgs, out: &Output) -> Result<(), Failure> {
     use serde_json::json;
 
     let map = TokenMap::build(&args.tokenizer)?;
-    let expected = ExpectedMap {
-        len: None,
-        compressed_vocab: args.expect_vocab,
-        sha256: args.expect_sha256.clone(),
-    };
+    let expected = ExpectedMap { len: None, compressed_vocab: args.expect_vocab, sha256: args.expect_sha256.clone() };
     map.check(&expected, &args.tokenizer.display().to_string())?;
     map.save(&args.out)?;
     let written = ExpectedMap {

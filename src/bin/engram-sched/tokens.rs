@@ -17,7 +17,8 @@ static DOCS_DSV4: &[u8] = include_bytes!("../../../data/docs.dsv4.u32");
 
 /// Reads little-endian u32 from a file, gzip or not, or from standard input (`-`).
 pub(crate) fn read(path: &Path) -> Result<Vec<Token>, Failure> {
-    let failed = |error: std::io::Error| Failure::failed(format!("cannot read tokens from {}: {error}", path.display()));
+    let failed =
+        |error: std::io::Error| Failure::failed(format!("cannot read tokens from {}: {error}", path.display()));
     let mut bytes = Vec::new();
     if path.as_os_str() == "-" {
         std::io::stdin().lock().read_to_end(&mut bytes).map_err(failed)?;
@@ -45,7 +46,8 @@ fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
         .enumerate()
         .map(|(i, word)| {
             let id = u32::from_le_bytes(*word);
-            Token::try_from(id).map_err(|_| format!("token {i} is {id}: not a token id; expected little-endian u32 ids"))
+            Token::try_from(id)
+                .map_err(|_| format!("token {i} is {id}: not a token id; expected little-endian u32 ids"))
         })
         .collect()
 }
@@ -63,7 +65,8 @@ pub(crate) fn stream(name: &str, seed: u64, vocab: u32) -> Result<(Vec<Token>, S
         "uniform" => uniform(seed, vocab, GENERATED_TOKENS),
         path => {
             let path = Path::new(path);
-            let shown = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+            let shown =
+                path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
             return fits(read(path)?, vocab, shown);
         }
     };

@@ -144,6 +144,7 @@ pub(crate) fn run(args: &VerifyArgs, out: &Output) -> Result<(), Failure> {
 
 fn options(args: &VerifyArgs) -> StartOptions {
     StartOptions {
+        io_actors: None,
         backend: match args.backend {
             BackendArg::Auto => BackendChoice::Auto,
             BackendArg::IoUring => BackendChoice::IoUring,
@@ -284,12 +285,7 @@ fn compare_tokens(
     Ok(compared)
 }
 
-fn feed(
-    scheduler: &Scheduler,
-    request: engram_sched::RequestId,
-    pos: u64,
-    tokens: &[Token],
-) -> Result<(), TokenError> {
+fn feed(scheduler: &Scheduler, request: engram_sched::RequestId, pos: u64, tokens: &[Token]) -> Result<(), TokenError> {
     loop {
         match scheduler.on_tokens(request, pos, tokens, None) {
             Err(TokenError::Busy) => std::thread::yield_now(),

@@ -1,7 +1,7 @@
 //! An arm: one way to get rows, measured in several runs, and what its runs gave together.
 
 use super::engine::RunFigures;
-use super::stats::{Spread, Waits};
+use super::stats::Waits;
 use crate::args::IssueArg;
 use engram_sched::{BackendChoice, Stats};
 use std::collections::BTreeSet;
@@ -25,7 +25,6 @@ pub(crate) struct Sum {
     pub(crate) tokens_delivered: u64,
     pub(crate) waits: Vec<Waits>,
     pub(crate) stalled: Duration,
-    pub(crate) steps_tokens: u64,
     pub(crate) hidden: u64,
     pub(crate) awaited: u64,
     pub(crate) issuing: Duration,
@@ -52,7 +51,6 @@ pub(crate) struct Reads {
     pub(crate) bytes: u64,
     pub(crate) enters: u64,
     depth_sum: u64,
-    depth_samples: u64,
     pub(crate) backends: BTreeSet<&'static str>,
     pub(crate) direct: Option<bool>,
     pub(crate) flags: BTreeSet<String>,
@@ -117,11 +115,6 @@ impl Sum {
         self.waits.iter().map(|waits| waits.percentiles().mean).sum()
     }
 
-    /// Spread of the rounds' tokens per second.
-    pub(crate) fn tokens_per_s_spread(&self) -> Spread {
-        Spread::of(self.tokens_per_s.iter().copied())
-    }
-
     /// Rows delivered per second.
     pub(crate) fn rows_per_s(&self, rows_per_token: u64) -> f64 {
         self.rows_delivered(rows_per_token) as f64 / self.wall.as_secs_f64().max(1e-9)
@@ -150,7 +143,6 @@ impl Reads {
         self.bytes += after.read_bytes - before.read_bytes;
         self.enters += enters(after) - enters(before);
         self.depth_sum += after.depth_sum - before.depth_sum;
-        self.depth_samples += after.depth_samples - before.depth_samples;
         for backend in &after.backends {
             self.backends.insert(backend.backend);
             self.direct = Some(self.direct.unwrap_or(true) && backend.direct);
@@ -159,9 +151,9 @@ impl Reads {
         }
     }
 
-    /// Reads in flight, on average over the submissions.
+    /// Reads in flight, on average over the reads.
     pub(crate) fn mean_depth(&self) -> f64 {
-        self.depth_sum as f64 / self.depth_samples.max(1) as f64
+        self.depth_sum as f64 / self.issued.max(1) as f64
     }
 
     /// Reads per call into the kernel.

@@ -148,12 +148,7 @@ impl Engine<'_> {
     }
 
     /// One forward pass of the batch, and the sampling after it; returns when the next one begins.
-    fn step(
-        &mut self,
-        batch: &mut [Live],
-        queued: &mut [Option<Live>],
-        begin: Instant,
-    ) -> Result<Instant, Failure> {
+    fn step(&mut self, batch: &mut [Live], queued: &mut [Option<Live>], begin: Instant) -> Result<Instant, Failure> {
         self.compute_until(begin);
         if self.issue == IssueArg::AtStep {
             self.feed(batch)?;
@@ -295,7 +290,8 @@ pub(crate) fn bulk(
             checker.tokens(slot, &due)?;
             let entry = [Entry { slot, tokens: due.len() }];
             for table in 0..shape.layers.len() {
-                let taken = rows.take(table, &entry, Instant::now(), &mut |slot, bytes| checker.rows(slot, table, bytes))?;
+                let taken =
+                    rows.take(table, &entry, Instant::now(), &mut |slot, bytes| checker.rows(slot, table, bytes))?;
                 figures.waits[table].record(taken.wait, due.len() as u64);
                 figures.hidden += taken.hidden_tokens;
                 figures.awaited += due.len() as u64;

@@ -35,7 +35,9 @@ pub(crate) fn cpus() -> usize {
 /// Memory that can be had without swapping.
 pub(crate) fn memory_available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())?;
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())?;
     Some(kib * 1024)
 }
 

@@ -3,8 +3,8 @@
 //! Arms (ways to get rows) run in turn, forwards and backwards, so that a drift of the machine meets all of them alike. Each run has a
 //! scheduler of its own; tokens are the same for every arm of a round. A cold figure carries its proof, or the report says void.
 
-mod arm;
 mod args;
+mod arm;
 mod check;
 mod engine;
 mod machine;
@@ -19,12 +19,12 @@ use crate::args::{BackendArg, BenchArgs, IssueArg};
 use crate::failure::Failure;
 use crate::output::{Output, bytes_text};
 use crate::{interrupt, selection, tokens};
-use arm::Arm;
 use args::Shape;
+use arm::Arm;
 use engram_sched::{BackendChoice, Model};
+use memory::MemoryTables;
 use report::Report;
 use runs::Runner;
-use memory::MemoryTables;
 use std::path::PathBuf;
 
 /// Decoder layers of a model that says nothing about it.
@@ -61,7 +61,8 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
     let runner = Runner { args, shape: &shape, model: &model, memory: memory.as_ref(), stream: &stream };
     runner.settle_storage()?;
     for round in 0..args.rounds {
-        let order: Vec<usize> = if round % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
+        let order: Vec<usize> =
+            if round % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
         for index in order {
             interrupt::check()?;
             runner.run(&mut arms[index], round)?;

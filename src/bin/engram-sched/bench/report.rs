@@ -1,7 +1,7 @@
 //! What the benchmark found: JSON for machines, a table for people.
 
-use super::arm::Arm;
 use super::args::Shape;
+use super::arm::Arm;
 use super::machine;
 use super::stats::Spread;
 use crate::args::{BenchArgs, CacheArg, ComputeArg, IssueArg};
@@ -134,7 +134,11 @@ impl Report<'_> {
     /// The table for people.
     pub(crate) fn text(&self) -> String {
         let mut text = self.heading();
-        if self.args.batch_tokens.is_some() { self.throughput_table(&mut text) } else { self.decode_table(&mut text) }
+        if self.args.batch_tokens.is_some() {
+            self.throughput_table(&mut text)
+        } else {
+            self.decode_table(&mut text)
+        }
         self.remarks(&mut text);
         text
     }
@@ -156,7 +160,8 @@ impl Report<'_> {
             shape.num_layers,
         );
         if let Some(chunk) = args.batch_tokens {
-            let _ = writeln!(text, "Engine   {} bulk requests, chunks of {chunk} tokens, no computation", shape.requests);
+            let _ =
+                writeln!(text, "Engine   {} bulk requests, chunks of {chunk} tokens, no computation", shape.requests);
         } else {
             let doing = if shape.compute == ComputeArg::Asleep { "its device computes" } else { "the CPU computes" };
             let _ = writeln!(
@@ -186,7 +191,15 @@ impl Report<'_> {
         let _ = writeln!(
             text,
             "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>28}  {:>9} {:>7} {:>9}",
-            "when rows are asked", "tokens/s", "rows/s", "CPU/row", "layer", "wait at the layer", "wait", "hidden", "of 500 us"
+            "when rows are asked",
+            "tokens/s",
+            "rows/s",
+            "CPU/row",
+            "layer",
+            "wait at the layer",
+            "wait",
+            "hidden",
+            "of 500 us"
         );
         let _ = writeln!(
             text,
@@ -257,10 +270,12 @@ impl Report<'_> {
                 let path = reads.backends.iter().copied().collect::<Vec<_>>().join("+");
                 let direct = if reads.direct == Some(true) { "direct" } else { "buffered" };
                 let _ = write!(remark, "{path}, {direct}, depth {:.1}; ", reads.mean_depth());
-                let _ = write!(remark, "{} of {} rows different; ", grouped(sum.rows_unique), grouped(sum.rows_requested));
+                let _ =
+                    write!(remark, "{} of {} rows different; ", grouped(sum.rows_unique), grouped(sum.rows_requested));
                 let _ = write!(remark, "cold: {}", sum.validity.verdict());
                 if let Some(ratio) = sum.validity.ratio() {
-                    let what = if sum.validity.device_counted { "of the bytes from the device" } else { "times a re-read" };
+                    let what =
+                        if sum.validity.device_counted { "of the bytes from the device" } else { "times a re-read" };
                     let _ = write!(remark, " ({ratio:.2} {what})");
                 }
             } else {
@@ -283,7 +298,8 @@ impl Report<'_> {
     /// What a newcomer should take home.
     fn conclusion(&self) -> Option<String> {
         let ours = self.arms.iter().find(|arm| arm.issue == IssueArg::AtToken && arm.backend.is_some())?;
-        let late = self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend == Some(BackendChoice::Mmap));
+        let late =
+            self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend == Some(BackendChoice::Mmap));
         let late = late.or_else(|| self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer))?;
         let (ours, theirs) = (ours.sum.exposed_us_per_token(), late.sum.exposed_us_per_token());
         Some(format!(

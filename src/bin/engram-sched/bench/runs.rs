@@ -1,7 +1,7 @@
 //! One run of one arm: a scheduler of its own, the engine, and the proof of what the cache held.
 
-use super::arm::Arm;
 use super::args::Shape;
+use super::arm::Arm;
 use super::check::Checker;
 use super::engine::{self, Cursor, RunFigures};
 use super::machine;
@@ -10,8 +10,10 @@ use super::sources::{MemoryRows, Rows, ScheduledRows};
 use crate::args::{BenchArgs, CacheArg, DirectArg};
 use crate::failure::Failure;
 use crate::tokens::{Random, splitmix64};
-use engram_sched::{BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartOptions, Token};
-use engram_sched_core::io::page_cache::{self, Residency};
+use engram_sched::{
+    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartOptions, Token,
+};
+use engram_sched_core::io::{self, Residency};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,9 @@ const REREAD_ROWS: usize = 256;
 
 /// The least share of a table's bytes that must be allocated: a hole is read from no device.
 const ALLOCATED_MIN: f64 = 0.99;
+
+/// Most tokens that the scheduler plans ahead for one request.
+const AHEAD_TOKENS_MAX: u32 = 1 << 12;
 
 /// How long the reads that are out when a run ends may take.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
@@ -40,7 +45,7 @@ impl Runner<'_> {
             let open = File::open(&file.path)
                 .map_err(|error| Failure::failed(format!("cannot open {}: {error}", file.path.display())))?;
             match self.args.cache {
-                CacheArg::Cold => page_cache::evict(&open).map_err(|error| {
+                CacheArg::Cold => io::evict(&open).map_err(|error| {
                     Failure::failed(format!("cannot empty the page cache of {}: {error}", file.path.display()))
                 })?,
                 CacheArg::Warm => {
@@ -93,7 +98,7 @@ impl Runner<'_> {
         let class = if self.args.batch_tokens.is_some() { RequestClass::Bulk } else { RequestClass::Interactive };
         let mut rows = ScheduledRows::new(&scheduler, slots, class);
         let before = scheduler.stats();
-        let device_before = page_cache::process_read_bytes();
+        let device_before = io::process_read_bytes();
         let cpu = Cpu::now();
         let figures = self.engine(arm, &mut rows, checker, round)?;
         let spent = cpu.elapsed(&figures, checker);
@@ -106,7 +111,7 @@ impl Runner<'_> {
             match twice {
                 Some((first, second)) => arm.sum.validity.buffered_run(resident, first, second),
                 None => {
-                    let device = device_before.and_then(|before| Some(page_cache::process_read_bytes()? - before));
+                    let device = device_before.and_then(|before| Some(io::process_read_bytes()? - before));
                     arm.sum.validity.direct_run(device, last.read_bytes - before.read_bytes);
                 }
             }
@@ -122,13 +127,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn engine(
-        &self,
-        arm: &Arm,
-        rows: &mut dyn Rows,
-        checker: &mut Checker,
-        round: u32,
-    ) -> Result<RunFigures, Failure> {
+    fn engine(&self, arm: &Arm, rows: &mut dyn Rows, checker: &mut Checker, round: u32) -> Result<RunFigures, Failure> {
         let until = self.args.duration / self.args.rounds;
         let cursor = Cursor::new(self.stream, splitmix64(self.args.seed ^ (u64::from(round) << 32)));
         match self.args.batch_tokens {
@@ -142,6 +141,7 @@ impl Runner<'_> {
         let in_flight = self.args.in_flight.unwrap_or(0);
         StartOptions {
             backend,
+            io_actors: None,
             direct: match self.args.direct {
                 _ if backend == BackendChoice::Mmap => DirectMode::Auto,
                 DirectArg::Auto => DirectMode::Auto,
@@ -151,7 +151,8 @@ impl Runner<'_> {
             limits: Limits {
                 requests_max: 2 * self.shape.requests + 2,
                 await_tokens_max: tokens,
-                ahead_tokens_max: 2 * tokens.max(32),
+                // One chunk is awaited while the next one is read.
+                ahead_tokens_max: (2 * tokens.max(32)).min(AHEAD_TOKENS_MAX),
                 in_flight_interactive_max: in_flight,
                 in_flight_bulk_max: in_flight,
                 ..Limits::default()
@@ -164,8 +165,8 @@ impl Runner<'_> {
         let (mut resident_pages, mut total_pages) = (0, 0);
         for file in self.model.files() {
             let open = File::open(&file.path)?;
-            page_cache::evict(&open)?;
-            match page_cache::residency(&open)? {
+            io::evict(&open)?;
+            match io::residency(&open)? {
                 Residency::Pages { resident, total } => {
                     resident_pages += resident;
                     total_pages += total;

@@ -2,7 +2,9 @@
 
 use super::memory::MemoryTables;
 use crate::failure::Failure;
-use engram_sched::{Begin, History, Keygen, Layer, LayerRows, RequestClass, RequestId, Scheduler, Token, TokenError, Window};
+use engram_sched::{
+    Begin, History, Keygen, Layer, LayerRows, RequestClass, RequestId, Scheduler, Token, TokenError, Window,
+};
 use std::thread;
 use std::time::{Duration, Instant};
 
