@@ -12,6 +12,7 @@ use crate::memory::RowMemory;
 use crate::placement::Placement;
 use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab};
 use crate::protocol::cell::{Bound, Cell, Deposited, Orphaned};
+use crate::protocol::closing::Closing;
 use crate::protocol::group::{Group, GroupIndex, IndexPlace, Links, Waiters};
 use crate::protocol::index_stack::IndexStack;
 use crate::protocol::plan_queue::{PlanQueue, PushError};
@@ -154,8 +155,7 @@ pub(crate) struct Core {
     pub(crate) destination_memory: RowMemory,
     pub(crate) plans: PlanSlab,
     pub(crate) doors: Vec<ActorDoor>,
-    /// 0 open, else a [`Closed`].
-    closing: AtomicU32,
+    closing: Closing,
     /// Live interactive requests: while there is one, the in-flight limit is the lower one.
     pub(crate) interactive_live: AtomicU32,
     pub(crate) counters: Counters,
@@ -224,7 +224,7 @@ impl Core {
             doors: (0..placement.actors())
                 .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
                 .collect(),
-            closing: AtomicU32::new(0),
+            closing: Closing::new(),
             interactive_live: AtomicU32::new(0),
             counters: Counters::default(),
             epoch: Instant::now(),
@@ -246,25 +246,24 @@ impl Core {
     // ---- closing ---------------------------------------------------------------------------------------------------------------
 
     pub(crate) fn check_open(&self) -> Result<(), Closed> {
-        match self.closing.load(Ordering::Acquire) {
+        match self.closing.reason() {
             0 => Ok(()),
             1 => Err(Closed::Shutdown),
             _ => Err(Closed::Fatal),
         }
     }
 
-    /// Raises the flag, then closes the queues, then wakes everybody: waiters register before they look at the flag.
+    /// Ends service: the flag first, then the queues, then everybody who may be asleep.
     pub(crate) fn close(&self, why: Closed) {
-        let code = if why == Closed::Shutdown { 1 } else { 2 };
-        let _ = self.closing.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
-        for door in &self.doors {
-            door.queue.close();
-            door.wake();
-        }
-        self.workers.close();
-        for slot in &self.slots {
-            slot.wake_layers();
-        }
+        let reason = if why == Closed::Shutdown { 1 } else { 2 };
+        self.closing.close(reason, || {
+            for door in &self.doors {
+                door.queue.close();
+                door.wake();
+            }
+            self.workers.close();
+            self.slots.iter().for_each(Slot::wake_layers);
+        });
     }
 
     // ---- cells -----------------------------------------------------------------------------------------------------------------

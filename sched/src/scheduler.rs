@@ -2,7 +2,7 @@
 
 use crate::await_layer::AwaitLayer;
 use crate::core::Core;
-use crate::io::{BackendChoice, DirectMode};
+use crate::io::{BackendChoice, BackendFactory, DirectMode};
 use crate::request::Feed;
 use crate::rows::RowReads;
 use crate::start::Threads;
@@ -132,7 +132,16 @@ impl Scheduler {
         Ok(Self::with(Threads::start(parts, options)?))
     }
 
-    pub(crate) fn with((core, threads): (Arc<Core>, Threads)) -> Self {
+    /// Starts on backends of the caller's, one I/O actor each, with the files dealt out in turn: simulated disks, injected faults, other
+    /// storage. `options.backend`, `direct` and `io_actors` are not looked at.
+    ///
+    /// # Errors
+    /// As [`Scheduler::start`].
+    pub fn start_with(parts: Parts, options: &StartOptions, backends: Vec<BackendFactory>) -> Result<Self, StartError> {
+        Ok(Self::with(Threads::start_with(parts, options, backends)?))
+    }
+
+    fn with((core, threads): (Arc<Core>, Threads)) -> Self {
         Self { inner: Arc::new(Inner { core, rows: RowReads::new(), threads }) }
     }
 

@@ -77,7 +77,7 @@ fn geometry(parts: &Parts) -> Result<Geometry, StartError> {
 }
 
 /// Makes the core for checked parts.
-pub(crate) fn core(parts: Parts, options: &StartOptions, placement: Placement) -> Result<Arc<Core>, StartError> {
+fn core(parts: Parts, options: &StartOptions, placement: Placement) -> Result<Arc<Core>, StartError> {
     let geometry = geometry(&parts)?;
     let limits = Resolved::new(&options.limits, &geometry, &parts.tables)?;
     Ok(Arc::new(Core::new(parts.keygen, parts.tables, parts.files, geometry, limits, placement)?))
@@ -118,8 +118,22 @@ impl Threads {
         Self::spawn(core, factories, &OsThreads)
     }
 
+    /// Starts on backends that exist already, one actor each, the files dealt out in turn.
+    pub(crate) fn start_with(
+        parts: Parts,
+        options: &StartOptions,
+        backends: Vec<BackendFactory>,
+    ) -> Result<(Arc<Core>, Self), StartError> {
+        if !(1..=ACTORS_MAX).contains(&backends.len()) {
+            let why = format!("{} backends are not in 1..={ACTORS_MAX}", backends.len());
+            return Err(StartError::Limit { limit: "io_actors", why });
+        }
+        let placement = Placement::round_robin(parts.files.len(), backends.len());
+        Self::spawn(core(parts, options, placement)?, backends, &OsThreads)
+    }
+
     /// Starts an actor per factory, and the keygen workers.
-    pub(crate) fn spawn(
+    fn spawn(
         core: Arc<Core>,
         factories: Vec<BackendFactory>,
         spawner: &dyn SpawnThread,
@@ -256,17 +270,4 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
         b.reports[index] = last;
         b.abandoned += left;
     });
-}
-
-/// A backend by hand, for tests: no files are opened.
-#[cfg(test)]
-pub(crate) fn with_backends(
-    parts: Parts,
-    options: &StartOptions,
-    backends: Vec<Box<dyn crate::io::Backend>>,
-) -> Result<crate::Scheduler, StartError> {
-    let placement = Placement::round_robin(parts.files.len(), backends.len());
-    let core = core(parts, options, placement)?;
-    let factories = backends.into_iter().map(BackendFactory::ready).collect();
-    Ok(crate::Scheduler::with(Threads::spawn(core, factories, &OsThreads)?))
 }

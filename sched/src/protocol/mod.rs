@@ -4,6 +4,7 @@
 //! types; [`crate::sync::seeded`] lists the bugs that the models are shown to catch.
 
 pub mod cell;
+pub mod closing;
 pub mod credit;
 pub mod doorbell;
 pub mod group;

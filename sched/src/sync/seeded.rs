@@ -44,6 +44,8 @@ pub enum Bug {
     StackTagFrozen,
     /// A credit given while somebody wants one does not say so.
     CreditForgetsWant,
+    /// A new range is asked for while guards of the last one are alive.
+    TakerIgnoresGuards,
     /// Shutdown wakes the waiters before it raises the flag that they check.
     ShutdownWakesFirst,
 }

@@ -1,0 +1,173 @@
+//! Group assembly: join against the last deposit against the last reference; free lists and credit beside it.
+//!
+//! Scenarios: (a) a joiner finds a group while its last deposit publishes it: the joiner's node is served exactly once and sees the
+//! bytes; (b) a finder pins a group while its last reference goes and its next owner opens it under another key; (c) two threads on
+//! a free list of two; (d) a taker that finds no credit against a giver.
+#![cfg(loom)]
+
+use engram_sched_core::protocol::credit::Credit;
+use engram_sched_core::protocol::group::{Group, Links};
+use engram_sched_core::protocol::index_stack::IndexStack;
+use engram_sched_core::sync::seeded::Bug;
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Notify};
+use loom::thread;
+use loom_tests::{catches, passes};
+
+struct Key {
+    key: UnsafeCell<u32>,
+    bytes: UnsafeCell<u32>,
+}
+
+struct World {
+    group: Group<Key>,
+    links: Links,
+    served: AtomicUsize,
+}
+
+// SAFETY: whether accesses may overlap is what the models find out.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let key = Key { key: UnsafeCell::new(0), bytes: UnsafeCell::new(0) };
+        Arc::new(Self { group: Group::new(key), links: Links::new(2), served: AtomicUsize::new(0) })
+    }
+
+    /// For an owner.
+    fn open(&self, key: u32, deposits: u32) {
+        // SAFETY: owned.
+        self.group.key().key.with_mut(|k| unsafe { *k = key });
+        self.group.open(deposits);
+    }
+
+    fn serve(&self) {
+        // SAFETY: published, and pinned for the node.
+        assert_eq!(self.group.key().bytes.with(|b| unsafe { *b }), 1, "a waiter saw an incomplete group");
+        self.served.fetch_add(1, Ordering::Relaxed);
+        let _ = self.group.unpin();
+    }
+
+    fn deposit(&self) {
+        // SAFETY: the one depositor.
+        self.group.key().bytes.with_mut(|b| unsafe { *b = 1 });
+        if let Some(mut waiters) = self.group.deposit() {
+            while waiters.next(&self.links).is_some() {
+                self.serve();
+            }
+            let _ = self.group.unpin();
+        }
+    }
+}
+
+fn join_against_publish() {
+    let world = World::new();
+    world.open(7, 1);
+    assert!(world.group.join(0, &world.links)); // the opener's node
+    let depositor = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || world.deposit())
+    };
+    let mut wanted = 1;
+    if world.group.pin() {
+        wanted = 2;
+        if !world.group.join(1, &world.links) {
+            world.serve();
+        }
+    }
+    depositor.join().unwrap();
+    assert_eq!(world.served.load(Ordering::Relaxed), wanted, "a waiter was not served exactly once");
+}
+
+fn pin_against_reuse() {
+    let world = World::new();
+    world.open(7, 1);
+    assert!(world.group.deposit().is_some());
+    let _ = world.group.unpin(); // the assembly's reference; the opener's is left
+    let finder = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || {
+            if world.group.pin() {
+                // SAFETY: pinned.
+                let key = world.group.key().key.with(|k| unsafe { *k });
+                assert!(key == 7 || key == 8);
+                let _ = world.group.unpin();
+            }
+        })
+    };
+    if world.group.unpin() {
+        world.open(8, 1);
+    }
+    finder.join().unwrap();
+}
+
+struct Pool {
+    stack: IndexStack,
+    owners: [AtomicUsize; 2],
+}
+
+impl Pool {
+    fn take(&self) -> Option<u32> {
+        let index = self.stack.pop()?;
+        assert_eq!(self.owners[index as usize].fetch_add(1, Ordering::Relaxed), 0, "an index has two owners");
+        Some(index)
+    }
+
+    fn give(&self, index: u32) {
+        self.owners[index as usize].fetch_sub(1, Ordering::Relaxed);
+        self.stack.push(index);
+    }
+}
+
+fn free_list_of_two() {
+    let pool = Arc::new(Pool { stack: IndexStack::full(2), owners: [AtomicUsize::new(0), AtomicUsize::new(0)] });
+    let other = {
+        let pool = Arc::clone(&pool);
+        thread::spawn(move || {
+            let first = pool.take();
+            let second = pool.take();
+            if let Some(first) = first {
+                pool.give(first);
+            }
+            second
+        })
+    };
+    let a = pool.take();
+    let b = pool.take();
+    drop((a, b, other.join().unwrap()));
+}
+
+fn credit_runs_out() {
+    let world = Arc::new((Credit::new(0), Notify::new()));
+    let giver = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || {
+            if world.0.give(1) {
+                world.1.notify();
+            }
+        })
+    };
+    while !world.0.take(1) {
+        world.1.wait();
+    }
+    giver.join().unwrap();
+}
+
+#[test]
+fn group() {
+    passes("group, join against publish", join_against_publish);
+    passes("group, pin against reuse", pin_against_reuse);
+    catches("group", Bug::GroupJoinIgnoresClosed, "a waiter was not served exactly once", join_against_publish);
+    catches("group", Bug::GroupPinsDead, "Causality violation", pin_against_reuse);
+}
+
+#[test]
+fn free_list_and_credit() {
+    passes("index stack of two", free_list_of_two);
+    passes("credit runs out", credit_runs_out);
+    catches("index stack", Bug::StackTagFrozen, "an index has two owners", free_list_of_two);
+    catches("credit", Bug::CreditForgetsWant, "deadlock", credit_runs_out);
+}

@@ -1,0 +1,145 @@
+//! Layer gate and closing: remaining count and waker; await, poll, drop of the future; shutdown against a waiter.
+//!
+//! Scenarios: (a) two copiers and a waiter that sleeps; (b) a waiter that polls once, gives up and comes back; (c) shutdown against a
+//! waiter whose layer never completes; (d) shutdown against the last copy.
+#![cfg(loom)]
+
+use engram_sched_core::protocol::closing::Closing;
+use engram_sched_core::protocol::layer_gate::LayerGate;
+use engram_sched_core::sync::seeded::Bug;
+use loom::cell::UnsafeCell;
+use loom::future::block_on;
+use loom::sync::Arc;
+use loom::thread;
+use loom_tests::{catches, passes};
+use std::future::poll_fn;
+use std::task::Poll;
+
+struct Layer {
+    gate: LayerGate,
+    closing: Closing,
+    bytes: [UnsafeCell<u32>; 2],
+}
+
+// SAFETY: whether accesses may overlap is what the models find out.
+unsafe impl Sync for Layer {}
+// SAFETY: as above.
+unsafe impl Send for Layer {}
+
+impl Layer {
+    fn new() -> Arc<Self> {
+        let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
+        Arc::new(Self { gate: LayerGate::new(), closing: Closing::new(), bytes })
+    }
+
+    fn copy(&self, at: usize) {
+        // SAFETY: the copier's own range.
+        self.bytes[at].with_mut(|b| unsafe { *b = 1 });
+        if self.gate.complete(1) {
+            self.gate.wake();
+        }
+    }
+
+    fn look(&self) {
+        for bytes in &self.bytes {
+            // SAFETY: the layer is complete.
+            assert_eq!(bytes.with(|b| unsafe { *b }), 1, "a waiter saw an incomplete layer");
+        }
+    }
+
+    /// Waits; true: complete, false: closed.
+    fn wait(&self) -> bool {
+        block_on(poll_fn(|cx| {
+            if self.gate.poll(cx.waker()) {
+                Poll::Ready(true)
+            } else if self.closing.reason() != 0 {
+                Poll::Ready(false)
+            } else {
+                Poll::Pending
+            }
+        }))
+    }
+}
+
+fn copiers(layer: &Arc<Layer>) -> Vec<thread::JoinHandle<()>> {
+    (0..2)
+        .map(|at| {
+            let layer = Arc::clone(layer);
+            thread::spawn(move || layer.copy(at))
+        })
+        .collect()
+}
+
+fn two_copiers() {
+    let layer = Layer::new();
+    layer.gate.arm(2);
+    let threads = copiers(&layer);
+    if layer.gate.complete(1) {
+        layer.gate.wake();
+    }
+    assert!(layer.wait());
+    layer.look();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+fn dropped_future() {
+    let layer = Layer::new();
+    layer.gate.arm(2);
+    let _ = layer.gate.complete(1);
+    layer.copy(0);
+    let last = {
+        let layer = Arc::clone(&layer);
+        thread::spawn(move || layer.copy(1))
+    };
+    // Polled once with a waker that nobody listens to, dropped, and waited for again.
+    let first = block_on(poll_fn(|cx| Poll::Ready(layer.gate.poll(cx.waker()))));
+    assert!(first || layer.wait());
+    layer.look();
+    last.join().unwrap();
+}
+
+fn shutdown_against_waiter() {
+    let layer = Layer::new();
+    layer.gate.arm(1);
+    let closer = {
+        let layer = Arc::clone(&layer);
+        thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
+    };
+    assert!(!layer.wait());
+    closer.join().unwrap();
+}
+
+fn shutdown_against_last_copy() {
+    let layer = Layer::new();
+    layer.gate.arm(2);
+    let _ = layer.gate.complete(1);
+    layer.copy(0);
+    let closer = {
+        let layer = Arc::clone(&layer);
+        thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
+    };
+    let last = {
+        let layer = Arc::clone(&layer);
+        thread::spawn(move || layer.copy(1))
+    };
+    if layer.wait() {
+        layer.look();
+    }
+    closer.join().unwrap();
+    last.join().unwrap();
+}
+
+#[test]
+fn layer_gate() {
+    passes("layer gate, two copiers", two_copiers);
+    passes("layer gate, dropped future", dropped_future);
+    catches("layer gate", Bug::LayerCompleteRelaxed, "Causality violation", two_copiers);
+    catches("layer gate", Bug::LayerRegisterLate, "deadlock", two_copiers);
+}
+
+#[test]
+fn shutdown() {
+    passes("shutdown against a waiter", shutdown_against_waiter);
+    passes("shutdown against the last copy", shutdown_against_last_copy);
+    catches("shutdown", Bug::ShutdownWakesFirst, "deadlock", shutdown_against_waiter);
+}

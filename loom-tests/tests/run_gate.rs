@@ -1,0 +1,114 @@
+//! Run gate and mailbox: no lost token, order kept, one runner at a time, hand-over to another thread.
+//!
+//! Scenarios: (a) a producer pushes two tokens one by one while another thread notifies for another reason; (b) a ring of one word,
+//! whose word is used again; (c) the claim is passed on to a worker in the middle.
+#![cfg(loom)]
+
+use engram_sched_core::protocol::mailbox::{Entry, Mailbox};
+use engram_sched_core::protocol::run_gate::RunGate;
+use engram_sched_core::sync::seeded::Bug;
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use loom_tests::{catches, passes};
+
+struct Request {
+    mailbox: Mailbox,
+    gate: RunGate<Vec<i32>>,
+}
+
+impl Request {
+    fn new(capacity: usize) -> Arc<Self> {
+        Arc::new(Self { mailbox: Mailbox::new(capacity), gate: RunGate::new(Vec::new()) })
+    }
+
+    fn push(&self, token: i32) {
+        while !self.mailbox.push([Entry { token, live: true }].into_iter()) {
+            thread::yield_now();
+        }
+        self.run();
+    }
+
+    fn run(&self) {
+        if let Some(runner) = self.gate.notify() {
+            let left = runner.run(|seen| {
+                while let Some(entry) = self.mailbox.pop() {
+                    seen.push(entry.token);
+                }
+                true
+            });
+            assert!(left.is_none());
+        }
+    }
+
+    fn seen(&self) -> Vec<i32> {
+        let mut seen = Vec::new();
+        let runner = self.gate.notify().expect("idle at the end");
+        runner.run(|all| {
+            seen.clone_from(all);
+            true
+        });
+        seen
+    }
+}
+
+fn tokens_and_a_notifier() {
+    let request = Request::new(4);
+    let other = {
+        let request = Arc::clone(&request);
+        thread::spawn(move || request.run())
+    };
+    request.push(7);
+    request.push(8);
+    other.join().unwrap();
+    assert_eq!(request.seen(), [7, 8], "a token was lost or out of order");
+}
+
+fn a_word_used_again() {
+    let request = Request::new(1);
+    let other = {
+        let request = Arc::clone(&request);
+        thread::spawn(move || request.run())
+    };
+    request.push(7);
+    request.push(8);
+    other.join().unwrap();
+    assert_eq!(request.seen(), [7, 8], "a token was lost or out of order");
+}
+
+fn passed_on() {
+    let request = Request::new(4);
+    let handed = Arc::new(Mutex::new(None));
+    let producer = {
+        let (request, handed) = (Arc::clone(&request), Arc::clone(&handed));
+        thread::spawn(move || {
+            assert!(request.mailbox.push([Entry { token: 7, live: true }].into_iter()));
+            if let Some(runner) = request.gate.notify()
+                && let Some(claim) = runner.run(|_| false)
+            {
+                *handed.lock().unwrap() = Some(claim.pass_on());
+            }
+        })
+    };
+    request.push(8);
+    producer.join().unwrap();
+    if let Some(claim) = handed.lock().unwrap().take() {
+        request.gate.take_up(claim).run(|seen| {
+            while let Some(entry) = request.mailbox.pop() {
+                seen.push(entry.token);
+            }
+            true
+        });
+    }
+    assert_eq!(request.seen().len(), 2, "a token was lost or out of order");
+}
+
+#[test]
+fn run_gate_and_mailbox() {
+    passes("run gate, tokens and a notifier", tokens_and_a_notifier);
+    passes("mailbox, a word used again", a_word_used_again);
+    let lost = "a token was lost or out of order";
+    catches("run gate", Bug::GateForgetsPending, lost, tokens_and_a_notifier);
+    catches("run gate", Bug::GateReleaseRelaxed, "Causality violation", tokens_and_a_notifier);
+    catches("mailbox", Bug::MailboxTailFirst, lost, tokens_and_a_notifier);
+    catches("mailbox", Bug::MailboxHeadFirst, lost, a_word_used_again);
+}
