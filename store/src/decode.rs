@@ -74,7 +74,7 @@ pub const fn bf16_from_f32(value: f32) -> u16 {
 /// `row` is a whole row of `format`, `out` has `format.values()` places. BF16 rows are copied.
 ///
 /// # Errors
-/// [`StoreError::Call`] if a length does not fit; [`StoreError::Unsupported`] if the meaning of the bytes or their scale is not known.
+/// [`StoreError::Call`] if a length does not fit; [`StoreError::Undecodable`] if the meaning of the bytes or their scale is not known.
 pub fn decode_bf16(format: RowFormat, zero: ScaleZero, row: &[u8], out: &mut [u16]) -> Result<(), StoreError> {
     let call = |what, got: usize, expected: u32| {
         if got as u64 == u64::from(expected) {
@@ -106,11 +106,7 @@ pub fn decode_bf16(format: RowFormat, zero: ScaleZero, row: &[u8], out: &mut [u1
             }
         }
         _ => {
-            return Err(StoreError::Unsupported {
-                path: "decode".into(),
-                what: format!("decoding rows of {format}"),
-                remedy: "decode the bytes in the engine",
-            });
+            return Err(StoreError::Undecodable { format });
         }
     }
     Ok(())
@@ -160,7 +156,7 @@ mod tests {
         let unknown = RowFormat::opaque(4);
         assert!(matches!(
             decode_bf16(unknown, ScaleZero::Zero, &[0; 4], &mut out),
-            Err(StoreError::Unsupported { .. })
+            Err(StoreError::Undecodable { .. })
         ));
     }
 

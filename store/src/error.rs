@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::HeaderFault;
+use crate::format::RowFormat;
 use crate::table::LayoutError;
 
 /// Why a table cannot be opened, read or written.
@@ -381,6 +382,14 @@ pub enum StoreError {
         len: u32,
         /// The system's error.
         source: io::Error,
+    },
+    /// Rows of this format cannot be decoded here.
+    #[error(
+        "rows of {format} cannot be decoded here, because their type or scale is not known; decode the bytes in the engine"
+    )]
+    Undecodable {
+        /// The format of the rows.
+        format: RowFormat,
     },
     /// The place to write to is taken.
     #[error("{path}: exists and is not an empty folder; choose another place or remove it first")]

@@ -14,6 +14,7 @@ mod error;
 mod files;
 mod format;
 mod holes;
+mod json;
 mod manifest;
 mod opened;
 mod plain;

@@ -130,6 +130,11 @@ pub(crate) fn open(folder: &Path, manifest: Manifest) -> Result<Opened, StoreErr
     if manifest.tables.is_empty() {
         return Err(wrong("lists no table".into()));
     }
+    for (index, table) in manifest.tables.iter().enumerate() {
+        if manifest.tables[..index].iter().any(|t| t.layer == table.layer) {
+            return Err(wrong(format!("lists layer {} twice", table.layer)));
+        }
+    }
     let mut opened = match manifest.layout {
         ManifestLayout::Packed => open_packed(folder, &path, &manifest)?,
         ManifestLayout::Shards => open_shards(folder, &path, &manifest)?,

@@ -14,10 +14,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::Error as _;
 
 use crate::error::StoreError;
+use crate::json::{Keyed, Unique};
 
 /// Longest header that is read, bytes; the limit of the published format.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -197,7 +198,12 @@ pub(crate) fn read_header(file: &File, len: u64, path: &Path) -> Result<Header, 
 
 /// Checks a header given as JSON; the data begin at byte `data` of a file of `len` bytes.
 pub(crate) fn parse_header(json: &[u8], data: u64, len: u64) -> Result<Header, HeaderFault> {
-    let Raw(mut raw) = serde_json::from_slice(json).map_err(HeaderFault::NotJson)?;
+    let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(json).map_err(HeaderFault::NotJson)?;
+    let tensor = |(name, entry)| match entry {
+        Entry::Tensor(tensor) => Some((name, tensor)),
+        Entry::Other => None,
+    };
+    let mut raw: Vec<_> = entries.into_iter().filter_map(tensor).collect();
     raw.sort_by_key(|(_, tensor)| tensor.data_offsets);
     let mut header = Header::new();
     let (mut end_before, mut previous) = (0u64, String::new());
@@ -234,44 +240,26 @@ pub(crate) fn parse_header(json: &[u8], data: u64, len: u64) -> Result<Header, H
     }
 }
 
+/// A value of the header's object: a tensor, or the metadata, which nobody needs.
+enum Entry {
+    Tensor(RawTensor),
+    Other,
+}
+
+impl<'de> Keyed<'de> for Entry {
+    fn value<A: serde::de::MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
+        if key == "__metadata__" {
+            return map.next_value::<serde::de::IgnoredAny>().map(|_| Self::Other);
+        }
+        map.next_value().map(Self::Tensor)
+    }
+}
+
 #[derive(Deserialize)]
 struct RawTensor {
     dtype: Dtype,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
-}
-
-/// The JSON object as it stands: a map type would drop a tensor named twice without a word.
-struct Raw(Vec<(String, RawTensor)>);
-
-impl<'de> Deserialize<'de> for Raw {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Raw;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-                let mut entries = Vec::new();
-                let mut seen = std::collections::HashSet::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    }
-                    if !seen.insert(name.clone()) {
-                        return Err(A::Error::custom(format!("tensor {name} is named twice")));
-                    }
-                    entries.push((name, map.next_value()?));
-                }
-                Ok(Raw(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use serde::Deserialize;
 use crate::config::{ModelConfig, find_config};
 use crate::error::StoreError;
 use crate::files::{FileSet, read_json_as};
+use crate::json::Unique;
 use crate::opened::{LayerConstants, Opened, SourceKind};
-use crate::table::FileId;
 
 pub use header::{Dtype, HEADER_BYTES_MAX, HeaderFault};
 pub(crate) use header::{Header, Tensor};
@@ -32,7 +32,7 @@ const INDEX_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Unique<String>,
 }
 
 /// Tensors by name, and the headers that were needed so far.
@@ -75,7 +75,7 @@ impl Checkpoint {
             return Err(StoreError::PathMissing { path: index.into() });
         };
         let mut map = BTreeMap::new();
-        for (tensor, file) in weight_map {
+        for (tensor, file) in weight_map.0 {
             let inside = Path::new(&file).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
             if file.is_empty() || !inside {
                 return Err(StoreError::IndexPath { index: index.into(), tensor, file });
@@ -271,11 +271,6 @@ struct Parts {
     constants: Vec<LayerConstants>,
     format: crate::format::RowFormat,
     notes: Vec<String>,
-}
-
-/// Registers the file of a tensor.
-fn file_id(files: &mut FileSet, path: &Path) -> Result<FileId, StoreError> {
-    files.add(path)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, Parts, Tensor, file_id, known_dtype, layer_of};
+use super::{Checkpoint, Parts, Tensor, known_dtype, layer_of};
 use crate::config::QwenConfig;
 use crate::error::StoreError;
 use crate::files::FileSet;
@@ -155,6 +155,9 @@ fn open_table(
     let all = names.shards.values().chain(&names.whole).chain(&names.scales).chain(&constant_names);
     checkpoint.need_files(all.map(String::as_str))?;
     if let Some((tensor, format)) = &names.foreign {
+        let first = names.shards.values().chain(&names.whole).next().cloned();
+        let u8 = first.is_none_or(|first| checkpoint.tensor(&first).is_ok_and(|(t, _)| t.dtype.as_str() == "U8"));
+        let format = if *format == "NVFP4" && !u8 { "FP8 with a scale for each shard" } else { format };
         return Err(unsupported(checkpoint.file_of(tensor), format));
     }
     let constants = read_constants(checkpoint, layer, &constant_names)?;
@@ -189,7 +192,7 @@ fn open_table(
         if rows > per_shard || rows == 0 || (rows != per_shard && index + 1 < count) {
             return Err(differ(&shards[0], &shards[index]));
         }
-        list.push(Shard { file: file_id(files, path)?, offset: tensor.offset, rows });
+        list.push(Shard { file: files.add(path)?, offset: tensor.offset, rows });
     }
     let rows = list.iter().fold(0u64, |sum, s| sum.saturating_add(s.rows));
     let path = shards[0].2.clone();
@@ -274,7 +277,7 @@ fn shard_type(
         other => return Err(unsupported(path0, other)),
     };
     match *first.shape.as_slice() {
-        [_, width] if (1..=1 << 20).contains(&width) && wanted.is_none_or(|w| u64::from(w) == width) => {
+        [rows, width] if rows > 0 && (1..=1 << 20).contains(&width) && wanted.is_none_or(|w| u64::from(w) == width) => {
             Ok((value, width as u32))
         }
         _ => Err(StoreError::TensorShape {

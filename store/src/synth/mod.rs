@@ -47,7 +47,8 @@ pub struct SynthTable {
 /// Which rows of a sparse table are written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SparseSample {
-    /// Rows to write in each table beside the first, the last and those around byte 2^31 and 2^32 of a part, which are always written.
+    /// Rows to write in each table beside the first, the last, the ends of its shards and those around byte 2^31 and 2^32, which are
+    /// always written.
     /// One list for each table; order and repetition do not matter; rows beyond the table are refused.
     pub rows: Vec<Vec<u64>>,
 }
@@ -130,12 +131,34 @@ impl SynthPlan {
                 return Err(self.wrong(format!("sample row {row} of layer {}, which has {end} rows", table.layer)));
             }
             let mut rows = rows.clone();
-            rows.extend(landmarks(table, self.row_format));
+            rows.extend(self.landmarks(table));
             rows.sort_unstable();
             rows.dedup();
             all.push(rows);
         }
         Ok(Some(all))
+    }
+
+    /// Rows that every sparse table writes: the ends, the ends of its shards, and those around bytes 2^31 and 2^32 of the table as one
+    /// array (of whole rows, and of values alone).
+    fn landmarks(&self, table: &SynthTable) -> Vec<u64> {
+        let mut rows = vec![0, table.rows.saturating_sub(1), table.padded_rows.saturating_sub(1)];
+        for bytes in [self.row_format.row_bytes(), self.row_format.value_bytes] {
+            for border in [1u64 << 31, 1 << 32] {
+                let row = border / u64::from(bytes.max(1));
+                rows.extend([row.saturating_sub(1), row, row + 1]);
+            }
+        }
+        let parts = match (self.layout, &self.config) {
+            (SynthLayout::Packed, _) | (SynthLayout::Safetensors, Some(ModelConfig::DeepseekV41(_)) | None) => 1,
+            (SynthLayout::Safetensors, Some(ModelConfig::QwenPle(config))) => config.split_ngram_parts,
+            (SynthLayout::Shards, _) => self.shards,
+        };
+        let per_shard = table.padded_rows.div_ceil(u64::from(parts.max(1)));
+        let borders = (1..u64::from(parts.min(1024))).map(|i| i.saturating_mul(per_shard));
+        rows.extend(borders.flat_map(|row| [row.saturating_sub(1), row]));
+        rows.retain(|&row| row < table.padded_rows);
+        rows
     }
 
     fn wrong(&self, why: impl Into<String>) -> StoreError {
@@ -166,19 +189,6 @@ impl SynthPlan {
         }
         Ok(())
     }
-}
-
-/// Rows that every sparse table writes: the ends, and those around bytes 2^31 and 2^32 of the table as one array.
-fn landmarks(table: &SynthTable, format: RowFormat) -> Vec<u64> {
-    let mut rows = vec![0, table.rows - 1, table.padded_rows - 1];
-    for bytes in [format.row_bytes(), format.value_bytes] {
-        for border in [1u64 << 31, 1 << 32] {
-            let row = border / u64::from(bytes);
-            rows.extend([row - 1, row, row + 1]);
-        }
-    }
-    rows.retain(|&row| row < table.padded_rows);
-    rows
 }
 
 /// Makes a synthetic table.
