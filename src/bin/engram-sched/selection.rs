@@ -3,8 +3,16 @@
 use crate::args::{ModelArgs, RawArgs};
 use crate::failure::Failure;
 use crate::output::Output;
-use engram_sched::{Keygen, Model, ModelOptions, RawGeometry, spec_of};
+use engram_sched::{Keygen, Model, ModelOptions, OpenError, RawGeometry, Spec};
 use std::path::Path;
+
+/// The spec of a name or file; a name that is neither is wrong usage.
+pub(crate) fn spec(name: &str) -> Result<Spec, Failure> {
+    engram_sched::spec_of(name).map_err(|error| match error {
+        OpenError::UnknownModel { .. } => Failure::Usage(error.to_string()),
+        other => other.into(),
+    })
+}
 
 /// What the command line says about a model.
 pub(crate) fn options(model: &ModelArgs, raw: &RawArgs) -> Result<ModelOptions, Failure> {
@@ -16,7 +24,7 @@ pub(crate) fn options(model: &ModelArgs, raw: &RawArgs) -> Result<ModelOptions, 
         }
     };
     Ok(ModelOptions {
-        spec: model.model.as_deref().map(spec_of).transpose()?,
+        spec: model.model.as_deref().map(spec).transpose()?,
         token_map: model.token_map.clone(),
         raw,
         ..ModelOptions::default()
@@ -38,5 +46,6 @@ pub(crate) fn keygen(name: &str, token_map: Option<&Path>, out: &Output) -> Resu
         let args = ModelArgs { model: None, token_map: token_map.map(Path::to_path_buf) };
         return Ok(model(Path::new(name), &args, &RawArgs::default(), out)?.keygen().clone());
     }
+    spec(name)?;
     Ok(engram_sched::keygen_of(name, token_map)?)
 }

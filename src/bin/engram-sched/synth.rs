@@ -2,15 +2,15 @@
 
 use crate::args::{LayoutArg, SynthArgs};
 use crate::failure::Failure;
-use crate::interrupt;
 use crate::output::{Output, bytes_text, grouped};
-use engram_sched::{StoreError, Summary, SynthLayout, SynthPlan, Synthetic, spec_of, synth};
+use crate::{interrupt, selection};
+use engram_sched::{StoreError, Summary, SynthLayout, SynthPlan, Synthetic, synth};
 use serde_json::json;
 use std::ops::ControlFlow;
 
 pub(crate) fn run(args: &SynthArgs, out: &Output) -> Result<(), Failure> {
     interrupt::install();
-    let spec = spec_of(&args.model)?;
+    let spec = selection::spec(&args.model)?;
     let mut synthetic = match args.bytes {
         Some(bytes) => Synthetic::new(spec, bytes),
         None => Synthetic::sparse_full(spec),

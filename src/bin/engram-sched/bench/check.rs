@@ -16,6 +16,13 @@ struct Delivered {
     hash: u64,
 }
 
+/// Tokens of a request, of which the first `uncounted` belong to no figure.
+#[derive(Clone, Default)]
+struct Sequence {
+    tokens: Vec<Token>,
+    uncounted: usize,
+}
+
 /// Follows the requests of one run.
 pub(crate) struct Checker {
     keygen: Keygen,
@@ -23,9 +30,9 @@ pub(crate) struct Checker {
     histories: Vec<History>,
     windows: Vec<Vec<Window>>,
     ids: Vec<u64>,
-    /// Token sequences: of the requests that live, then of those that ended.
-    current: Vec<Vec<Token>>,
-    ended: Vec<Vec<Token>>,
+    /// Token sequences of the requests that live, then of those that ended.
+    current: Vec<Sequence>,
+    ended: Vec<Sequence>,
     deferred: Vec<Delivered>,
     /// Rows compared.
     pub(crate) checked: u64,
@@ -46,7 +53,7 @@ impl Checker {
             histories: (0..slots).map(|_| History::new(&keygen, 0)).collect(),
             windows: vec![Vec::new(); slots],
             ids: vec![0; keygen.columns()],
-            current: vec![Vec::new(); slots],
+            current: vec![Sequence::default(); slots],
             ended: Vec::new(),
             deferred: Vec::new(),
             checked: 0,
@@ -61,14 +68,23 @@ impl Checker {
     pub(crate) fn begin(&mut self, slot: usize) {
         self.histories[slot] = History::new(&self.keygen, 0);
         let ended = std::mem::take(&mut self.current[slot]);
-        if !ended.is_empty() {
+        if ended.tokens.len() > ended.uncounted {
             self.ended.push(ended);
         }
     }
 
+    /// The figures of a run begin now; what was delivered before is checked all the same.
+    pub(crate) fn count_from_here(&mut self) {
+        self.ended.clear();
+        for sequence in &mut self.current {
+            sequence.uncounted = sequence.tokens.len();
+        }
+        self.spent = Duration::ZERO;
+    }
+
     /// The tokens whose rows the slot's next layers deliver.
     pub(crate) fn tokens(&mut self, slot: usize, tokens: &[Token]) -> Result<(), Failure> {
-        self.current[slot].extend_from_slice(tokens);
+        self.current[slot].tokens.extend_from_slice(tokens);
         if self.model.is_some() {
             let began = Instant::now();
             self.windows[slot].clear();
@@ -149,10 +165,13 @@ impl Checker {
         let mut unique = HashSet::new();
         let mut requested = 0;
         let tables = self.keygen.tables();
-        for tokens in self.ended.iter().chain(&self.current) {
+        for sequence in self.ended.iter().chain(&self.current) {
             let mut history = History::new(&self.keygen, 0);
-            for &token in tokens {
+            for (at, &token) in sequence.tokens.iter().enumerate() {
                 let window = self.keygen.push(&mut history, token, true);
+                if at < sequence.uncounted {
+                    continue;
+                }
                 for table in 0..tables {
                     // A dead position has no rows.
                     if !window.dead() {

@@ -98,7 +98,8 @@ struct Engine<'a> {
     figures: RunFigures,
 }
 
-/// Decodes until `until` has passed.
+/// Decodes until `until` has passed, counted from the second step: in the first one all prompts of the batch come at once, which is no
+/// server's normal state. `measured` is called when the clock starts.
 pub(crate) fn decode(
     shape: &Shape,
     issue: IssueArg,
@@ -106,6 +107,7 @@ pub(crate) fn decode(
     checker: &mut Checker,
     cursor: Cursor<'_>,
     until: Duration,
+    measured: &mut dyn FnMut(),
 ) -> Result<RunFigures, Failure> {
     let requests = shape.requests as usize;
     let mut engine = Engine {
@@ -118,12 +120,12 @@ pub(crate) fn decode(
         free: (0..2 * requests).rev().collect(),
         figures: RunFigures::new(shape.layers.len()),
     };
-    engine.run(until)?;
+    engine.run(until, measured)?;
     Ok(engine.figures)
 }
 
 impl Engine<'_> {
-    fn run(&mut self, until: Duration) -> Result<(), Failure> {
+    fn run(&mut self, until: Duration, measured: &mut dyn FnMut()) -> Result<(), Failure> {
         let mut batch = Vec::new();
         for i in 0..self.shape.requests {
             let mut live = self.admit()?;
@@ -133,8 +135,12 @@ impl Engine<'_> {
         }
         let mut queued: Vec<Option<Live>> = batch.iter().map(|_| None).collect();
         // The first prompts wait for their turn for one step, like those that come later.
-        let start = Instant::now() + self.shape.step;
+        let first = Instant::now() + self.shape.step;
         self.queue_successors(&batch, &mut queued)?;
+        let start = self.step(&mut batch, &mut queued, first)?;
+        self.figures = RunFigures::new(self.shape.layers.len());
+        self.checker.count_from_here();
+        measured();
         let mut begin = start;
         while begin.duration_since(start) < until {
             interrupt::check()?;
@@ -263,6 +269,7 @@ pub(crate) fn bulk(
     checker: &mut Checker,
     mut cursor: Cursor<'_>,
     until: Duration,
+    measured: &mut dyn FnMut(),
 ) -> Result<RunFigures, Failure> {
     let mut figures = RunFigures::new(shape.layers.len());
     let mut ahead = Vec::new();
@@ -271,6 +278,7 @@ pub(crate) fn bulk(
         checker.begin(slot);
         ahead.push((0u64, Vec::new()));
     }
+    measured();
     let start = Instant::now();
     let mut stopping = false;
     loop {

@@ -1,8 +1,6 @@
 //! What the kernel says about this process and this machine, read from `/proc`; figures that cannot be had are `None`.
 
-use engram_sched::DataFile;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 /// CPU time of all threads that live now, nanoseconds.
 pub(crate) fn cpu_ns() -> Option<u64> {
@@ -41,18 +39,6 @@ pub(crate) fn memory_available_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The share of the files' bytes for which blocks are allocated; below 1 there are holes, which no device ever reads.
-pub(crate) fn allocated_share(files: &[DataFile]) -> f64 {
-    let (mut allocated, mut len) = (0u64, 0u64);
-    for file in files {
-        if let Ok(meta) = fs::metadata(&file.path) {
-            allocated += (meta.blocks() * 512).min(meta.len());
-            len += meta.len();
-        }
-    }
-    if len == 0 { 0.0 } else { allocated as f64 / len as f64 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,16 +48,5 @@ mod tests {
         assert!(cpu_ns().is_some_and(|ns| ns > 0));
         assert!(memory_available_bytes().is_some_and(|bytes| bytes > 1 << 20));
         assert!(cpus() > 0 && kernel() != "unknown");
-    }
-
-    #[test]
-    fn holes_are_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("holes");
-        fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let file = DataFile { path: path.clone(), len: 1 << 20 };
-        assert!(allocated_share(std::slice::from_ref(&file)) < 0.01);
-        fs::write(&path, vec![1; 1 << 20]).unwrap();
-        assert!(allocated_share(&[file]) > 0.9);
     }
 }

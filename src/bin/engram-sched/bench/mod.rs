@@ -58,7 +58,14 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
     machine::exact_timers();
 
     let bar = out.progress(u64::from(args.rounds) * arms.len() as u64, "running the arms", false);
-    let runner = Runner { args, shape: &shape, model: &model, memory: memory.as_ref(), stream: &stream };
+    let runner = Runner {
+        args,
+        shape: &shape,
+        model: &model,
+        memory: memory.as_ref(),
+        stream: &stream,
+        hole_share: runs::hole_share(&model)?,
+    };
     runner.settle_storage()?;
     for round in 0..args.rounds {
         let order: Vec<usize> =

@@ -4,8 +4,8 @@ use super::cache_folder;
 use crate::args::BenchArgs;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::synth;
-use engram_sched::{Synthetic, spec_of};
+use crate::{selection, synth};
+use engram_sched::Synthetic;
 use std::path::{Path, PathBuf};
 
 /// The model of the benchmark's own table.
@@ -14,7 +14,7 @@ const MODEL_DEFAULT: &str = "qwen-ple";
 /// A table of this model and size; what lies there already is used again.
 pub(crate) fn make(args: &BenchArgs, out: &Output) -> Result<PathBuf, Failure> {
     let path = place(args)?;
-    let plan = Synthetic::new(spec_of(model(args))?, args.bytes).plan(&path)?;
+    let plan = Synthetic::new(selection::spec(model(args))?, args.bytes).plan(&path)?;
     if path.join(engram_sched::MANIFEST).is_file() {
         return Ok(path);
     }
