@@ -49,7 +49,8 @@ pub(crate) struct Sum {
 pub(crate) struct Reads {
     pub(crate) issued: u64,
     pub(crate) bytes: u64,
-    pub(crate) enters: u64,
+    enters: u64,
+    entered_reads: u64,
     depth_sum: u64,
     pub(crate) backends: BTreeSet<&'static str>,
     pub(crate) direct: Option<bool>,
@@ -83,8 +84,9 @@ impl Arm {
 }
 
 impl Sum {
-    /// Adds a run; `cpu` is the process's CPU time without the emulation's own.
-    pub(crate) fn add(&mut self, run: RunFigures, cpu: Duration, io: Option<(&Stats, &Stats)>) {
+    /// Adds a run; `cpu` is the process's CPU time without the emulation's own, `io` the counters when the clock started, when it
+    /// stopped, and after the scheduler was shut down.
+    pub(crate) fn add(&mut self, run: RunFigures, cpu: Duration, io: Option<(&Stats, &Stats, &Stats)>) {
         let seconds = run.wall.as_secs_f64().max(1e-9);
         self.wall += run.wall;
         self.tokens += run.tokens;
@@ -103,10 +105,10 @@ impl Sum {
                 sum.add(waits);
             }
         }
-        if let Some((before, after)) = io {
+        if let Some((before, after, last)) = io {
             let reads = after.reads - before.reads;
             self.reads_per_s.push(reads as f64 / seconds);
-            self.reads.add(before, after);
+            self.reads.add(before, after, last);
         }
     }
 
@@ -137,13 +139,14 @@ impl Sum {
 }
 
 impl Reads {
-    fn add(&mut self, before: &Stats, after: &Stats) {
-        let enters = |stats: &Stats| stats.backends.iter().map(|backend| backend.enters).sum::<u64>();
+    fn add(&mut self, before: &Stats, after: &Stats, last: &Stats) {
         self.issued += after.reads - before.reads;
         self.bytes += after.read_bytes - before.read_bytes;
-        self.enters += enters(after) - enters(before);
+        // Calls into the kernel are reported by an actor when it ends, for all its life.
+        self.enters += last.backends.iter().map(|backend| backend.enters).sum::<u64>();
+        self.entered_reads += last.reads;
         self.depth_sum += after.depth_sum - before.depth_sum;
-        for backend in &after.backends {
+        for backend in &last.backends {
             self.backends.insert(backend.backend);
             self.direct = Some(self.direct.unwrap_or(true) && backend.direct);
             self.flags.extend(backend.flags.iter().cloned());
@@ -158,7 +161,7 @@ impl Reads {
 
     /// Reads per call into the kernel.
     pub(crate) fn per_enter(&self) -> f64 {
-        self.issued as f64 / self.enters.max(1) as f64
+        self.entered_reads as f64 / self.enters.max(1) as f64
     }
 }
 

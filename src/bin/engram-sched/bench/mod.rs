@@ -15,7 +15,7 @@ mod runs;
 mod sources;
 mod stats;
 
-use crate::args::{BackendArg, BenchArgs, IssueArg};
+use crate::args::{BackendArg, BenchArgs, IssueArg, ModelArgs};
 use crate::failure::Failure;
 use crate::output::{Output, bytes_text};
 use crate::{interrupt, selection, tokens};
@@ -35,11 +35,16 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
     if args.clean {
         return own_table::clean(args, out);
     }
-    let path = match &args.table {
-        Some(path) => path.clone(),
-        None => own_table::make(args, out)?,
+    let (path, model) = match &args.table {
+        Some(path) => (path.clone(), selection::model(path, &args.model, &args.raw, out)?),
+        None => {
+            let path = own_table::make(args, out)?;
+            // --model named what to make; the table itself says how it was scaled.
+            let options = ModelArgs { model: None, token_map: args.model.token_map.clone() };
+            let model = selection::model(&path, &options, &args.raw, out)?;
+            (path, model)
+        }
     };
-    let model = selection::model(&path, &args.model, &args.raw, out)?;
     let keygen = model.keygen();
     let layers: Vec<u16> = (0..keygen.tables()).map(|table| keygen.deadline_layer(table)).collect();
     let num_layers = keygen.spec().num_layers.map_or(NUM_LAYERS_DEFAULT, u32::from);

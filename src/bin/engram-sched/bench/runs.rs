@@ -135,7 +135,7 @@ impl Runner<'_> {
                 ));
             }
         }
-        arm.sum.add(figures, spent, Some((&before, &after)));
+        arm.sum.add(figures, spent, Some((&before, &after, &last)));
         Ok(())
     }
 
