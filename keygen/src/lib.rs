@@ -22,7 +22,8 @@
 //!
 //! # Invariants
 //!
-//! - No I/O, no threads, no clock: the crate names none of `std::{fs, io, sync, thread, time}`; no `unsafe`.
+//! - No I/O, no threads, no clock: of the standard library the crate names no files, streams, locks, threads or times. No
+//!   `unsafe`.
 //! - Streaming equals whole: the rows of a position depend on the ids before it alone, however they were fed, taken
 //!   back and fed again.
 //! - Every row id lies in the range of its head.

@@ -1,7 +1,7 @@
 //! Remainders by a fixed divisor without a division instruction.
 //!
-//! A V4.1 token needs 48 remainders of 64-bit numbers; a hardware division costs 20 to 40 cycles on many cores, a
-//! multiplication 3 to 4, pipelined.
+//! A V4.1 token needs 48 remainders of 64-bit numbers. Best of 15 rounds on the development machine: 284 ns with the
+//! division instruction, 43 to 76 ns with this (the spread is other load on its two cores).
 //!
 //! Invariant: [`Reciprocal::rem`] equals `n % d` for **every** `u64` n, not only for the mixes of legal ids (below
 //! 2^63).
@@ -54,9 +54,8 @@ impl Reciprocal {
         // q <= n/d, so the product does not wrap and r is in 0..2*d.
         let r = n - q * self.divisor;
         let less = r.wrapping_sub(self.divisor);
-        // `less` is negative exactly when r < d, and then d is put back. Written with a mask because a comparison
-        // became a branch, which hashed values make unpredictable (measured: twice the time).
-        less.wrapping_add(self.divisor & ((less as i64 >> 63) as u64))
+        // Hashed values make this unpredictable; compilers turn it into a conditional move (seen on x86-64).
+        if r < self.divisor { r } else { less }
     }
 }
 

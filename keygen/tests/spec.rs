@@ -24,7 +24,7 @@ fn qwen(change: impl FnOnce(&mut Spec)) -> Result<Keygen, SpecError> {
 
 /// The error, whose message must say more than its name.
 fn refused(result: Result<Keygen, SpecError>) -> SpecError {
-    let error = result.err().expect("must be refused");
+    let error = result.expect_err("must be refused");
     assert!(error.to_string().len() > 40, "cause and remedy: {error}");
     error
 }
@@ -396,7 +396,7 @@ fn fingerprints_tell_specs_and_maps_apart() {
     assert_eq!(base, v41(|s| (s.name, s.rows, s.vocab) = (String::new(), None, None)).unwrap().fingerprint());
     let mut other_map = map().ids().to_vec();
     other_map.swap(0, 1);
-    let mut others = vec![
+    let mut others = [
         v41(|s| s.pad_compressed = Some(3)).unwrap(),
         v41(|s| s.dead_ids = vec![]).unwrap(),
         v41(|s| s.seed = Some(1)).unwrap(),

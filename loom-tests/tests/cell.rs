@@ -136,5 +136,5 @@ fn cell() {
     let once = "the cell was not copied exactly once";
     catches("cell", Bug::CellBindIgnoresReady, once, bind_against_deposits);
     catches("cell", Bug::CellDepositRelaxed, "Causality violation", bind_against_deposits);
-    catches("cell", Bug::CellOrphanFreesEarly, "", orphan_against_deposits);
+    catches("cell", Bug::CellOrphanFreesEarly, "Causality violation", orphan_against_deposits);
 }

@@ -137,7 +137,7 @@ fn free_list_of_two() {
     };
     let a = pool.take();
     let b = pool.take();
-    drop((a, b, other.join().unwrap()));
+    let _ = (a, b, other.join().unwrap());
 }
 
 fn credit_runs_out() {

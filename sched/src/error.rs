@@ -10,8 +10,8 @@ pub enum Closed {
     /// `shutdown` was called, or the last handle dropped.
     #[error("the scheduler was shut down")]
     Shutdown,
-    /// An actor panicked or its I/O path broke; see the log line it printed. Reopen the scheduler.
-    #[error("the scheduler failed for good: an I/O actor stopped; reopen it")]
+    /// An actor panicked or its I/O path broke: `stats().backends` has the cause among its notes. Reopen the scheduler.
+    #[error("the scheduler failed for good: an I/O actor stopped (the notes of stats().backends say why); reopen it")]
     Fatal,
 }
 

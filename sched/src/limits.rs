@@ -113,6 +113,11 @@ mod resolve {
             }
             let ahead = in_range("ahead_tokens_max", or(limits.ahead_tokens_max, 64), 1 << 12)?;
             let ahead_tokens = ahead.min(affordable as u32);
+            // Nodes of cells and orders are numbered by 32 bits, with room to spare.
+            let nodes = u64::from(requests) * u64::from(ahead_tokens) * (tables.len() * geometry.orders) as u64;
+            if nodes > 1 << 30 {
+                return Err(limit("ahead_tokens_max", "requests x tokens x tables x orders is above 2^30; lower one"));
+            }
             let read_max = or(limits.read_bytes_max, 16_384).next_multiple_of(4096);
             let read_max = in_range("read_bytes_max", read_max, 1 << 20)?;
             // An extent of b bytes that begins anywhere lies in at most b / 4096 + 2 pages.

@@ -179,8 +179,9 @@ impl Core {
         if begin.class == RequestClass::Interactive {
             self.interactive_live.fetch_add(1, Ordering::Relaxed);
         }
-        *lock(&slot.admission) = Some(Admission { history, class: begin.class, start_pos: begin.start_pos });
+        // First the life, then what admits it: an admission that a runner finds belongs to a life that has begun (see `look`).
         let generation = slot.tenure.begin();
+        *lock(&slot.admission) = Some(Admission { history, class: begin.class, start_pos: begin.start_pos });
         self.run(index);
         Ok(RequestId::new(index, generation))
     }
@@ -268,16 +269,15 @@ impl Core {
     /// Sees to everything there is for the actor. False: the budget is used up and a worker shall go on.
     fn look(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
         let slot = &self.slots[index as usize];
-        let (_, live) = slot.tenure.life();
-        match actor.phase {
-            Phase::Vacant if live => self.admit(slot, actor),
-            Phase::Serving if !live => {
-                if slot.tenure.is_pushing() {
-                    return true; // the pusher will notify
-                }
-                self.let_go(slot, actor, wakes);
+        if actor.phase == Phase::Vacant {
+            admit(slot, actor);
+        }
+        // Read after the admission was looked for: a request that ended before it was admitted is admitted and let go of all the same.
+        if actor.phase == Phase::Serving && !slot.tenure.is_live() {
+            if slot.tenure.is_pushing() {
+                return true; // the pusher will notify
             }
-            _ => {}
+            self.let_go(slot, actor, wakes);
         }
         match actor.phase {
             Phase::Vacant => true,
@@ -298,16 +298,6 @@ impl Core {
                 self.plan(index, actor, budget, wakes)
             }
         }
-    }
-
-    fn admit(&self, slot: &Slot, actor: &mut KeygenActor) {
-        let Some(admission) = lock(&slot.admission).take() else { return };
-        actor.phase = Phase::Serving;
-        actor.history = admission.history;
-        actor.class = admission.class;
-        actor.planned = admission.start_pos;
-        actor.bound_start = admission.start_pos;
-        actor.bound_end = admission.start_pos;
     }
 
     /// Lets go of everything that an ended request has.
@@ -433,4 +423,14 @@ impl Core {
         }
         CellRef { cell, generation }
     }
+}
+
+fn admit(slot: &Slot, actor: &mut KeygenActor) {
+    let Some(admission) = lock(&slot.admission).take() else { return };
+    actor.phase = Phase::Serving;
+    actor.history = admission.history;
+    actor.class = admission.class;
+    actor.planned = admission.start_pos;
+    actor.bound_start = admission.start_pos;
+    actor.bound_end = admission.start_pos;
 }

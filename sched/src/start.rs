@@ -156,26 +156,33 @@ impl Threads {
         spawner: &dyn SpawnThread,
     ) -> Result<(), StartError> {
         for (index, factory) in factories.into_iter().enumerate() {
-            let (core, board) = (Arc::clone(core), Arc::clone(&self.board));
-            self.spawn_one(spawner, format!("engram-io-{index}"), move || io_thread(&core, index, factory, &board))?;
+            let (io_core, board) = (Arc::clone(core), Arc::clone(&self.board));
+            let body = move || io_thread(&io_core, index, factory, &board);
+            self.spawn_one(core, spawner, format!("engram-io-{index}"), body)?;
         }
         for index in 0..core.limits.workers {
-            let core = Arc::clone(core);
-            self.spawn_one(spawner, format!("engram-keygen-{index}"), move || workers::work(&core))?;
+            let worker_core = Arc::clone(core);
+            let body = move || workers::work(&worker_core);
+            self.spawn_one(core, spawner, format!("engram-keygen-{index}"), body)?;
         }
         Ok(())
     }
 
     fn spawn_one(
         &self,
+        core: &Arc<Core>,
         spawner: &dyn SpawnThread,
         name: String,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), StartError> {
         self.board.update(|b| b.running += 1);
-        let board = Arc::clone(&self.board);
+        let (core, board, thread) = (Arc::clone(core), Arc::clone(&self.board), name.clone());
         let counted = move || {
-            body();
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+                let why = format!("thread {thread} panicked: {}", panic_message(&*panic));
+                core.close(Closed::Fatal);
+                board.update(|b| b.refused = Some(StartError::Backend { backend: "chosen", why }));
+            }
             board.update(|b| b.running -= 1);
         };
         match spawner.spawn(name.clone(), Box::new(counted)) {
@@ -254,20 +261,29 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
         b.ready += 1;
     });
     let ended = catch_unwind(AssertUnwindSafe(|| actor.run()));
-    if !matches!(ended, Ok(Ok(()))) {
-        let why = match ended {
-            Ok(Err(errno)) => std::io::Error::from_raw_os_error(errno).to_string(),
-            _ => "it panicked".into(),
-        };
-        eprintln!(
-            "engram-sched: I/O actor {index} stopped: {why}. Every wait fails from now on; reopen the scheduler."
-        );
+    let cause = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(errno)) => Some(std::io::Error::from_raw_os_error(errno).to_string()),
+        Err(panic) => Some(format!("it panicked: {}", panic_message(&*panic))),
+    };
+    let mut last = report(&mut actor);
+    let failed = cause.is_some();
+    if let Some(cause) = cause {
+        last.notes
+            .push(format!("I/O actor {index} stopped: {cause}; every wait fails since then, reopen the scheduler"));
+    }
+    board.update(|b| b.reports[index] = last);
+    if failed {
         core.close(Closed::Fatal);
     }
     let left = actor.backend().drain(DRAIN_MAX) as u64;
-    let last = report(&mut actor);
-    board.update(|b| {
-        b.reports[index] = last;
-        b.abandoned += left;
-    });
+    board.update(|b| b.abandoned += left);
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(message), _) => message,
+        (_, Some(message)) => message,
+        _ => "no message",
+    }
 }
