@@ -3,9 +3,7 @@
 //! The model generates greedily, twice: with its rows from the scheduler, and with the whole table in memory. Both must give the same
 //! tokens. Rows are FP8; they are decoded to bfloat16 and projected into the hidden state. `cargo run --release --example decode_loop`
 
-use engram_sched::{
-    Begin, History, Model, OpenOptions, Scheduler, Spec, Synthetic, Token, decode, synth,
-};
+use engram_sched::{Begin, History, Model, OpenOptions, Scheduler, Spec, Synthetic, Token, decode, synth};
 use std::error::Error;
 use std::ops::ControlFlow;
 
@@ -41,6 +39,7 @@ fn normalize(x: &mut [f32]) {
 /// Mixes with its own past, then a gated projection: enough to let every row matter for every later token.
 struct Net {
     embedding: Vec<f32>,
+    head: Vec<f32>,
     layers: Vec<(Vec<f32>, Vec<f32>)>,
     /// Rows of a token, all heads, into the hidden state.
     ngram: Vec<f32>,
@@ -51,6 +50,7 @@ impl Net {
     fn new(row_values: usize) -> Self {
         Self {
             embedding: matrix(VOCAB, HIDDEN, 1),
+            head: matrix(VOCAB, HIDDEN, 2),
             layers: (0..LAYERS).map(|l| (matrix(HIDDEN, HIDDEN, 10 + l), matrix(HIDDEN, HIDDEN, 20 + l))).collect(),
             ngram: matrix(HIDDEN, row_values, 30),
             states: vec![vec![0.0; HIDDEN]; LAYERS],
@@ -80,7 +80,7 @@ impl Net {
             normalize(&mut hidden);
         }
         let mut logits = vec![0.0; VOCAB];
-        add_product(&mut logits, &self.embedding, &hidden);
+        add_product(&mut logits, &self.head, &hidden);
         let best = (0..VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0);
         Ok(best as Token)
     }

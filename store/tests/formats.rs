@@ -243,7 +243,8 @@ fn older_readers_open_what_they_understand() {
 
 #[test]
 fn manifests_that_cannot_be_are_refused() {
-    let refused: [(&dyn Fn(&mut Value), &str); 14] = [
+    type Change<'a> = (&'a dyn Fn(&mut Value), &'a str);
+    let refused: [Change<'_>; 14] = [
         (&|m| m["magic"] = json!("other"), "not a manifest of this program"),
         (&|m| m["tables"] = json!([]), "no table"),
         (&|m| m["tables"][1]["layer"] = json!(1), "layer 1 twice"),
@@ -280,7 +281,7 @@ fn packed_files_have_their_length() {
 
 #[test]
 fn a_card_must_match_the_files_beside_it() {
-    for (layout, key) in [(SynthLayout::Shards, "shards"), (SynthLayout::Safetensors, "checkpoint")] {
+    for layout in [SynthLayout::Shards, SynthLayout::Safetensors] {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("t");
         synth(&plan(Model::V41, layout, &out), &mut |_, _| ControlFlow::Continue(())).unwrap();
@@ -289,6 +290,5 @@ fn a_card_must_match_the_files_beside_it() {
         card["tables"][1]["rows"] = json!(41);
         fs::write(&path, card.to_string()).unwrap();
         says(&open(&out, None).unwrap_err(), &["engram-sched.json", "other tables"]);
-        assert!(!key.is_empty());
     }
 }

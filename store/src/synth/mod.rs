@@ -193,7 +193,7 @@ impl SynthPlan {
 
 /// Makes a synthetic table.
 ///
-/// `progress` is called with the bytes done and the bytes to do, at the beginning, about every 4 MiB and at the end; it stops the work by
+/// `progress` is called with the bytes done and the bytes to do, at the beginning, after every MiB at the latest and at the end; it stops the work by
 /// giving `Break`. The target appears whole, by a rename, after its data are on disk.
 ///
 /// # Errors

@@ -14,8 +14,8 @@ use crate::error::StoreError;
 use crate::format::RowFormat;
 use crate::self_proof::fill_span;
 
-/// Bytes that are generated and written at once.
-const CHUNK_BYTES: usize = 4 << 20;
+/// Bytes that are generated and written at once: they should still be in the cache when they are written.
+const CHUNK_BYTES: usize = 256 << 10;
 
 const PAGE: u64 = 4096;
 

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use engram_store::{
-    LayerConstants, ModelConfig, QwenConfig, RowFormat, SparseSample, SynthLayout, SynthPlan, SynthTable, V41Config,
-    self_proof,
+    LayerConstants, ModelConfig, Opened, PlainReader, QwenConfig, RowFormat, SparseSample, StoreError, SynthLayout,
+    SynthPlan, SynthTable, V41Config, open, self_proof,
 };
 use serde_json::{Map, Value, json};
 
@@ -231,4 +231,55 @@ pub(crate) fn plan(model: Model, layout: SynthLayout, out: &Path) -> SynthPlan {
 /// The same plan, sparse, with the given rows of each table.
 pub(crate) fn sparse(plan: SynthPlan, rows: Vec<Vec<u64>>) -> SynthPlan {
     SynthPlan { sparse: Some(SparseSample { rows }), ..plan }
+}
+
+/// Writes a checkpoint into a new folder and opens it.
+pub(crate) fn with_dir(files: &Files, config: Option<&Value>) -> (tempfile::TempDir, Result<Opened, StoreError>) {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), files, config);
+    let opened = open(dir.path(), None);
+    (dir, opened)
+}
+
+/// The error of a changed Qwen checkpoint.
+pub(crate) fn qwen_error(change: impl FnOnce(&mut Files, &mut Value)) -> StoreError {
+    let (mut files, mut config) = qwen();
+    change(&mut files, &mut config);
+    let (_dir, opened) = with_dir(&files, Some(&config));
+    opened.unwrap_err()
+}
+
+pub(crate) fn v41_error(change: impl FnOnce(&mut Files, &mut Value)) -> StoreError {
+    let (mut files, mut config) = v41();
+    change(&mut files, &mut config);
+    let (_dir, opened) = with_dir(&files, Some(&config));
+    opened.unwrap_err()
+}
+
+/// The message names all of these.
+pub(crate) fn says(error: &StoreError, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+}
+
+pub(crate) fn tensor<'a>(files: &'a mut Files, name: &str) -> &'a mut T {
+    files.values_mut().flatten().find(|t| t.name == name).unwrap()
+}
+
+pub(crate) fn remove(files: &mut Files, name: &str) {
+    files.values_mut().for_each(|f| f.retain(|t| t.name != name));
+}
+
+/// Every row is read and proves itself.
+pub(crate) fn check_rows(opened: &Opened, tags: &[u64]) {
+    let reader = PlainReader::open(opened).unwrap();
+    for (index, (table, &tag)) in opened.tables.iter().zip(tags).enumerate() {
+        let mut bytes = vec![0; table.row_bytes() as usize];
+        for row in 0..table.rows() {
+            reader.read_row(index, row, &mut bytes).unwrap();
+            assert!(self_proof::check_row(tag, row, opened.row_format, &bytes), "table {index} row {row}");
+        }
+    }
 }
