@@ -33,7 +33,8 @@ pub struct PreadBackend {
     notes: Vec<String>,
     /// The process that has the workers: a child of `fork(2)` has none.
     process: u32,
-    batches: u64,
+    /// Whether somebody has waited for the end already; dropping then does not wait again.
+    drained: bool,
 }
 
 struct Shared {
@@ -83,7 +84,7 @@ impl PreadBackend {
             shared,
             notes,
             process: std::process::id(),
-            batches: 0,
+            drained: false,
         };
         for i in 0..threads {
             let name = format!("engram-pread-{i}");
@@ -179,7 +180,6 @@ impl Backend for PreadBackend {
         if self.queued.is_empty() {
             return;
         }
-        self.batches += 1;
         let wake = self.queued.len().min(self.workers.len());
         self.shared.lock_jobs().queue.extend(self.queued.drain(..));
         for _ in 0..wake {
@@ -217,6 +217,7 @@ impl Backend for PreadBackend {
 
     fn drain(&mut self, timeout: Duration) -> usize {
         let deadline = Instant::now() + timeout;
+        self.drained = true;
         for op in self.queued.drain(..) {
             self.slots.give_back(op.tag);
         }
@@ -258,7 +259,7 @@ impl Drop for PreadBackend {
             std::mem::forget(self.shared.clone());
             return;
         }
-        let stuck = self.drain(super::DROP_DRAIN_MAX) > 0;
+        let stuck = self.drain(if self.drained { Duration::ZERO } else { super::DROP_DRAIN_MAX }) > 0;
         self.close();
         for worker in self.workers.drain(..) {
             // A worker that is stuck in a read is left alone: it owns its share of the arena and ends by itself.

@@ -122,6 +122,7 @@ impl UringPrepared {
             enters: 0,
             replaced: 0,
             process: std::process::id(),
+            drained: false,
             owner: thread::current().id(),
             held: ManuallyDrop::new(Held { ring: granted.ring, arena, bell_page: ManuallyDrop::new(bell_page) }),
         };
@@ -193,6 +194,8 @@ pub struct UringBackend {
     enters: u64,
     replaced: u64,
     process: u32,
+    /// Whether somebody has waited for the end already; dropping then does not wait again.
+    drained: bool,
     owner: thread::ThreadId,
 }
 
@@ -228,8 +231,11 @@ impl UringBackend {
         self.published.len() - usize::from(self.bell_state == BellState::Published)
     }
 
-    /// Makes entries of at most `count` waiting reads, as far as there is room; returns how many.
+    /// Makes entries of at most `count` waiting reads, as far as there is room and the ring is whole; returns how many.
     fn publish(&mut self, count: usize) -> usize {
+        if self.state != State::Whole {
+            return 0;
+        }
         let Held { ring, arena, .. } = &mut *self.held;
         let out = self.in_kernel as usize + self.published.len();
         let room = (self.in_flight_max as usize).saturating_sub(out).min(count);
@@ -560,6 +566,7 @@ impl Backend for UringBackend {
 
     fn drain(&mut self, timeout: Duration) -> usize {
         let deadline = Instant::now() + timeout;
+        self.drained = true;
         // From here on nothing is submitted: entries still published stay in a queue that the kernel is never told to look at.
         self.state = State::Broken(libc::ESHUTDOWN);
         let published = self.published.drain(..).filter(|&tag| tag != BELL_TAG);
@@ -608,7 +615,7 @@ impl Drop for UringBackend {
         }
         let here = self.owner == thread::current().id();
         if here {
-            self.drain(DROP_DRAIN_MAX);
+            self.drain(if self.drained { Duration::ZERO } else { DROP_DRAIN_MAX });
             self.end_bell();
             self.leave_ring();
         }

@@ -112,7 +112,7 @@ pub(super) fn open(slots: u32, fds: &[RawFd], gate: &mut Gate) -> Result<Granted
     probe(&ring, gate)?;
     // A disabled ring answers EBADFD; a filter that lets a ring be made but not entered shows here.
     match gate.enter(ring.as_raw_fd(), 0, 0, 0) {
-        Ok(_) => {}
+        Ok(_) | Err(libc::EAGAIN | libc::EBUSY | libc::EINTR) => {}
         Err(libc::EBADFD) if LADDER[rung].contains(&Disabled) => {}
         Err(errno) => return Err(Refused { why: describe("io_uring_enter", &io::Error::from_raw_os_error(errno)) }),
     }

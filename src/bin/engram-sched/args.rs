@@ -1,0 +1,355 @@
+//! The command line.
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Reads n-gram embedding rows (DeepSeek-V4.1 Engram, Qwen3.8 PLE) ahead of the layer that needs them.
+#[derive(Parser, Debug)]
+#[command(name = "engram-sched", version, max_term_width = 110)]
+pub(crate) struct Args {
+    /// Print the result as JSON.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print results and errors only: no notes, no progress.
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Row ids of tokens, one JSON line per token.
+    Rows(RowsArgs),
+    /// Build the token map of a tokenizer, and verify it.
+    TokenMap(TokenMapArgs),
+    /// Make a synthetic table whose rows prove themselves.
+    Synth(SynthArgs),
+    /// Say what a table directory or checkpoint is.
+    Inspect(InspectArgs),
+    /// Read rows through the scheduler and by plain pread, and compare.
+    Verify(VerifyArgs),
+    /// Measure what reading ahead hides: an emulated engine on a real table.
+    Bench(BenchArgs),
+}
+
+/// Which model, where the table does not say.
+#[derive(clap::Args, Debug, Default)]
+pub(crate) struct ModelArgs {
+    /// qwen-ple, deepseek-v41, demo, or a spec file (.toml, .json).
+    #[arg(long, short, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Token map of a model with a compressed vocabulary (little-endian i32), or a tokenizer.json.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_map: Option<PathBuf>,
+}
+
+/// Where rows lie in raw shards without a manifest.
+#[derive(clap::Args, Debug, Default)]
+pub(crate) struct RawArgs {
+    /// Raw shards without a manifest: bytes of a row.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) row_bytes: Option<u32>,
+    /// Raw shards without a manifest: rows of every shard but the last.
+    #[arg(long, value_name = "ROWS", requires = "row_bytes")]
+    pub(crate) rows_per_shard: Option<u64>,
+    /// Raw shards without a manifest: rows of the whole table.
+    #[arg(long, value_name = "ROWS", requires = "row_bytes")]
+    pub(crate) rows: Option<u64>,
+    /// Raw shards without a manifest: zero-based decoder layer that consumes the rows.
+    #[arg(long, value_name = "LAYER", requires = "row_bytes")]
+    pub(crate) layer: Option<u16>,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct RowsArgs {
+    /// qwen-ple, deepseek-v41, demo, a spec file (.toml, .json), or a table directory.
+    #[arg(long, short, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Token map of a model with a compressed vocabulary (little-endian i32), or a tokenizer.json.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_map: Option<PathBuf>,
+    /// Ids right before the first token, oldest first; without it the sequence starts at the first token.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true)]
+    pub(crate) history: Vec<i64>,
+    /// Tokens from a file of little-endian u32 (.gz accepted), or - for standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Token ids.
+    #[arg(value_name = "TOKEN", allow_negative_numbers = true, required_unless_present = "tokens")]
+    pub(crate) token: Vec<i64>,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct TokenMapArgs {
+    /// The model's tokenizer.json.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: PathBuf,
+    /// Where to write the map (little-endian i32, one per raw id).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Refuse unless the compressed vocabulary has this size.
+    #[arg(long, value_name = "V")]
+    pub(crate) expect_vocab: Option<u32>,
+    /// Refuse unless the file has this sha256 (hex).
+    #[arg(long, value_name = "HEX")]
+    pub(crate) expect_sha256: Option<String>,
+}
+
+/// How a synthetic table is laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum LayoutArg {
+    /// Our own records, one extent per row, with a manifest.
+    Packed,
+    /// Raw shards, shard_000.bin and so on.
+    Shards,
+    /// A checkpoint as the model's authors publish it.
+    Safetensors,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct SynthArgs {
+    /// qwen-ple, deepseek-v41, demo, or a spec file (.toml, .json).
+    #[arg(long, short, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Bytes of all rows, such as 64M or 2GiB: the geometry is scaled to it, row width, heads and orders stay.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present = "sparse_full")]
+    pub(crate) bytes: Option<u64>,
+    /// Layout of the files.
+    #[arg(long, value_enum, default_value = "packed")]
+    pub(crate) layout: LayoutArg,
+    /// The full geometry as sparse files, with a few thousand rows written at their true offsets.
+    #[arg(long, conflicts_with = "bytes")]
+    pub(crate) sparse_full: bool,
+    /// Bytes of a row, where the model leaves a choice (Qwen: 160 for FP8, 320 for BF16).
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) row_bytes: Option<u32>,
+    /// Seed of the rows' content.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Directory to make; it must not exist or be empty.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// Table directory or checkpoint.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) raw: RawArgs,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct VerifyArgs {
+    /// Table directory or checkpoint.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) raw: RawArgs,
+    /// Check this many random rows of each table, the first and the last among them, instead of every row.
+    #[arg(long, value_name = "N")]
+    pub(crate) sample: Option<u64>,
+    /// Tokens fed through the scheduler besides.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    pub(crate) tokens: u32,
+    /// Seed of the sample and of the tokens.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// I/O path.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) backend: BackendArg,
+    /// Whether to bypass the page cache.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) direct: DirectArg,
+}
+
+/// I/O path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum BackendArg {
+    /// io_uring, or pread where it is refused.
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// A pool of threads calling pread.
+    Pread,
+    /// A memory map.
+    Mmap,
+}
+
+/// Whether to bypass the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum DirectArg {
+    /// Where the file system allows it.
+    Auto,
+    /// Or an error.
+    Require,
+    /// Through the page cache.
+    Off,
+}
+
+/// When the emulated engine hands tokens over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
+pub(crate) enum IssueArg {
+    /// As soon as a token is known: sampled, or a prompt that waits for its turn.
+    AtToken,
+    /// When the step that computes it begins.
+    AtStep,
+    /// When the layer is reached.
+    AtLayer,
+    /// Not at all: the table is in memory and the rows are gathered at the layer.
+    Memory,
+}
+
+/// What the emulated engine does while it computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ComputeArg {
+    /// Sleeps, as an engine whose device computes.
+    Asleep,
+    /// Spins, as an engine that computes on this CPU.
+    Busy,
+}
+
+/// What the page cache holds when a run begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum CacheArg {
+    /// Nothing of the table, and the report proves it.
+    Cold,
+    /// The whole table.
+    Warm,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// Table directory or checkpoint; without it the benchmark makes its own table and keeps it for the next run.
+    #[arg(value_name = "DIR")]
+    pub(crate) table: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) raw: RawArgs,
+    /// Where the benchmark's own table is kept [default: the user's cache folder].
+    #[arg(long, value_name = "DIR", conflicts_with = "table")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Size of the benchmark's own table.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "2GiB", conflicts_with = "table")]
+    pub(crate) bytes: u64,
+    /// Remove the benchmark's own table and stop.
+    #[arg(long, conflicts_with = "table")]
+    pub(crate) clean: bool,
+    /// Requests that decode side by side.
+    #[arg(long, visible_alias = "batch", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) requests: u32,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) prompt: u32,
+    /// Tokens each request generates.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) output: u32,
+    /// Time of one forward pass, such as 25ms; 0: no computation.
+    #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_time)]
+    pub(crate) step_time: Duration,
+    /// End of each step that passes between sampling and the next forward pass (scheduling, detokenising).
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_time)]
+    pub(crate) host_time: Duration,
+    /// Decoder layers of the model [default: as the spec or config says].
+    #[arg(long, value_name = "N")]
+    pub(crate) num_layers: Option<u32>,
+    /// What the engine does while it computes.
+    #[arg(long, value_enum, default_value = "asleep")]
+    pub(crate) compute: ComputeArg,
+    /// Arms to run, interleaved [default: all four, and a memory map].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) issue: Vec<IssueArg>,
+    /// I/O path of the arms.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) backend: BackendArg,
+    /// Whether to bypass the page cache.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) direct: DirectArg,
+    /// State of the page cache when a run begins.
+    #[arg(long, value_enum, default_value = "cold")]
+    pub(crate) cache: CacheArg,
+    /// Token stream: docs, zipf, uniform (the worst case), or a file of little-endian u32 (.gz accepted).
+    #[arg(long, value_name = "STREAM", default_value = "docs")]
+    pub(crate) tokens: String,
+    /// Seed of the stream's start and of generated tokens.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Time of each arm, all rounds together.
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = parse_time)]
+    pub(crate) duration: Duration,
+    /// Rounds: each runs every arm once, in turn forwards and backwards.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Compare every delivered row with what its row id says.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Throughput instead of decoding: chunks of N tokens, the next chunk fed before the last one is awaited.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) batch_tokens: Option<u32>,
+    /// Reads in flight, instead of the default of the machine.
+    #[arg(long, value_name = "N")]
+    pub(crate) in_flight: Option<u32>,
+}
+
+/// `2GiB`, `64M`, `4096`: binary units.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("unknown unit {unit:?}; use B, KiB, MiB, GiB or TiB")),
+    };
+    let number: f64 = number.parse().map_err(|_| "not a number of bytes".to_owned())?;
+    let bytes = number * (1u64 << shift) as f64;
+    if bytes >= 1.0 && bytes < (1u64 << 62) as f64 { Ok(bytes as u64) } else { Err("out of range".into()) }
+}
+
+/// `25ms`, `8s`, `250us`, `0`; a bare number is milliseconds.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| "not a time".to_owned())?;
+    let seconds = match unit.trim() {
+        "us" => number / 1e6,
+        "" | "ms" => number / 1e3,
+        "s" => number,
+        "m" | "min" => number * 60.0,
+        _ => return Err(format!("unknown unit {unit:?}; use us, ms, s or min")),
+    };
+    if (0.0..1e6).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err("out of range".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_size("1.5k"), Ok(1536));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert!(parse_size("2Q").is_err() && parse_size("").is_err() && parse_size("0").is_err());
+        assert_eq!(parse_time("25ms"), Ok(Duration::from_millis(25)));
+        assert_eq!(parse_time("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_time("2.5s"), Ok(Duration::from_millis(2500)));
+        assert!(parse_time("5h").is_err() && parse_time("-1s").is_err());
+    }
+}

@@ -1,0 +1,174 @@
+//! `bench`: an emulated engine on a real table, and what it waits for.
+//!
+//! Arms (ways to get rows) run in turn, forwards and backwards, so that a drift of the machine meets all of them alike. Each run has a
+//! scheduler of its own; tokens are the same for every arm of a round. A cold figure carries its proof, or the report says void.
+
+mod args;
+mod arm;
+mod check;
+mod engine;
+mod machine;
+mod memory;
+mod own_table;
+mod report;
+mod runs;
+mod sources;
+mod stats;
+
+use crate::args::{BackendArg, BenchArgs, IssueArg, ModelArgs};
+use crate::failure::Failure;
+use crate::output::{Output, bytes_text};
+use crate::{interrupt, selection, tokens};
+use args::Shape;
+use arm::Arm;
+use engram_sched::{BackendChoice, Model};
+use memory::MemoryTables;
+use report::Report;
+use runs::Runner;
+use std::path::PathBuf;
+
+/// Decoder layers of a model that says nothing about it.
+const NUM_LAYERS_DEFAULT: u32 = 48;
+
+pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
+    interrupt::install();
+    if args.clean {
+        return own_table::clean(args, out);
+    }
+    let (path, model) = match &args.table {
+        Some(path) => (path.clone(), selection::model(path, &args.model, &args.raw, out)?),
+        None => {
+            let path = own_table::make(args, out)?;
+            // --model named what to make; the table itself says how it was scaled.
+            let options = ModelArgs { model: None, token_map: args.model.token_map.clone() };
+            let model = selection::model(&path, &options, &args.raw, out)?;
+            (path, model)
+        }
+    };
+    let keygen = model.keygen();
+    let layers: Vec<u16> = (0..keygen.tables()).map(|table| keygen.deadline_layer(table)).collect();
+    let num_layers = keygen.spec().num_layers.map_or(NUM_LAYERS_DEFAULT, u32::from);
+    let shape = Shape::new(args, layers, num_layers)?;
+    let (stream, stream_name) = tokens::stream(&args.tokens, args.seed, keygen.vocab())?;
+    let mut arms = arms(args, &model, out)?;
+    let memory = match arms.iter().any(|arm| arm.backend.is_none()) {
+        false => None,
+        true => {
+            let bar = out.progress(MemoryTables::bytes(&model), "reading the table into memory", true);
+            let tables = MemoryTables::read(&model, |bytes| bar.set_position(bytes))?;
+            bar.finish_and_clear();
+            Some(tables)
+        }
+    };
+    machine::exact_timers();
+
+    let bar = out.progress(u64::from(args.rounds) * arms.len() as u64, "running the arms", false);
+    let runner = Runner {
+        args,
+        shape: &shape,
+        model: &model,
+        memory: memory.as_ref(),
+        stream: &stream,
+        hole_share: runs::hole_share(&model)?,
+    };
+    runner.settle_storage()?;
+    for round in 0..args.rounds {
+        let order: Vec<usize> =
+            if round % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
+        for index in order {
+            interrupt::check()?;
+            runner.run(&mut arms[index], round)?;
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+
+    let report = Report { args, shape: &shape, model: &model, path: &path, stream: &stream_name, arms: &arms };
+    if out.json {
+        out.print(serde_json::to_string_pretty(&report.json())?)?;
+    } else {
+        out.print(report.text())?;
+    }
+    verdict(&arms)
+}
+
+/// Which arms to run.
+fn arms(args: &BenchArgs, model: &Model, out: &Output) -> Result<Vec<Arm>, Failure> {
+    let backend = match args.backend {
+        BackendArg::Auto => BackendChoice::Auto,
+        BackendArg::IoUring => BackendChoice::IoUring,
+        BackendArg::Pread => BackendChoice::Pread,
+        BackendArg::Mmap => BackendChoice::Mmap,
+    };
+    let suffix = if args.backend == BackendArg::Mmap { ", memory map" } else { "" };
+    let need = MemoryTables::bytes(model);
+    let free = machine::memory_available_bytes();
+    let fits = free.is_none_or(|free| need < free / 10 * 8);
+    if args.batch_tokens.is_some() {
+        if !args.issue.is_empty() {
+            return Err(Failure::usage("--batch-tokens has no layers to issue at; leave --issue out"));
+        }
+        return Ok(vec![Arm::new(IssueArg::AtToken, Some(backend), format!("bulk{suffix}"))]);
+    }
+    let named = |issue| {
+        let backend = (issue != IssueArg::Memory).then_some(backend);
+        let name = match issue {
+            IssueArg::AtToken => "at the token",
+            IssueArg::AtStep => "at the step",
+            IssueArg::AtLayer => "at the layer",
+            IssueArg::Memory => return Arm::new(issue, backend, "table in memory"),
+        };
+        Arm::new(issue, backend, format!("{name}{suffix}"))
+    };
+    if !args.issue.is_empty() {
+        if args.issue.contains(&IssueArg::Memory) && !fits {
+            return Err(Failure::failed(format!(
+                "the memory arm needs {} and {} are free; take a smaller table or leave it out",
+                bytes_text(need),
+                bytes_text(free.unwrap_or(0))
+            )));
+        }
+        let mut chosen: Vec<IssueArg> = Vec::new();
+        for &issue in &args.issue {
+            if !chosen.contains(&issue) {
+                chosen.push(issue);
+            }
+        }
+        return Ok(chosen.into_iter().map(named).collect());
+    }
+    let mut arms = Vec::new();
+    if fits {
+        arms.push(named(IssueArg::Memory));
+    } else {
+        out.note(format!("note: the table ({}) does not fit into memory: no memory arm", bytes_text(need)));
+    }
+    arms.extend([IssueArg::AtToken, IssueArg::AtStep, IssueArg::AtLayer].map(named));
+    if args.backend != BackendArg::Mmap {
+        arms.push(Arm::new(IssueArg::AtLayer, Some(BackendChoice::Mmap), "memory map, at layer"));
+    }
+    Ok(arms)
+}
+
+/// Wrong rows are a failure; a cold run without proof is void.
+fn verdict(arms: &[Arm]) -> Result<(), Failure> {
+    for arm in arms {
+        if arm.sum.mismatches > 0 {
+            let first = arm.sum.first_mismatch.as_deref().unwrap_or("");
+            return Err(Failure::failed(format!("{}: {} wrong rows ({first})", arm.name, arm.sum.mismatches)));
+        }
+    }
+    let void: Vec<String> = arms
+        .iter()
+        .filter(|arm| arm.sum.validity.verdict() == "void")
+        .map(|arm| format!("{}: {}", arm.name, arm.sum.validity.proof()))
+        .collect();
+    if void.is_empty() { Ok(()) } else { Err(Failure::Void(void.join("\n>>> VOID: "))) }
+}
+
+/// The user's folder for caches: `$XDG_CACHE_HOME`, else `~/.cache`.
+fn cache_folder() -> Result<PathBuf, Failure> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache"))).ok_or_else(|| {
+        Failure::failed("no folder for caches: neither XDG_CACHE_HOME nor HOME is an absolute path; give --dir")
+    })
+}

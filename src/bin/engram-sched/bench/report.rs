@@ -1,0 +1,310 @@
+//! What the benchmark found: JSON for machines, a table for people.
+
+use super::args::Shape;
+use super::arm::Arm;
+use super::machine;
+use super::stats::Spread;
+use crate::args::{BenchArgs, CacheArg, ComputeArg, IssueArg};
+use crate::output::{bytes_text, grouped};
+use clap::ValueEnum;
+use engram_sched::{BackendChoice, Model};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Exposed wait that a token may cost: 5 % at 100 tokens/s.
+const BUDGET_US: f64 = 500.0;
+
+/// Everything a report is made of.
+pub(crate) struct Report<'a> {
+    pub(crate) args: &'a BenchArgs,
+    pub(crate) shape: &'a Shape,
+    pub(crate) model: &'a Model,
+    pub(crate) path: &'a Path,
+    pub(crate) stream: &'a str,
+    pub(crate) arms: &'a [Arm],
+}
+
+/// The name on the command line.
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Three decimals are more than any of the clocks give.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+fn spread_json(values: &[f64]) -> Value {
+    let spread = Spread::of(values.iter().copied());
+    json!({ "median": rounded(spread.median), "min": rounded(spread.min), "max": rounded(spread.max) })
+}
+
+impl Report<'_> {
+    fn rows_per_token(&self) -> u64 {
+        (self.model.keygen().columns() * self.model.tables().len()) as u64
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.model.tables().iter().map(|table| table.rows() * u64::from(table.row_bytes())).sum()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let args = self.args;
+        let first = self.arms.iter().find(|arm| arm.backend.is_some());
+        let flags: BTreeSet<&String> = self.arms.iter().flat_map(|arm| &arm.sum.reads.flags).collect();
+        let notes: BTreeSet<&String> = self.arms.iter().flat_map(|arm| &arm.sum.reads.notes).collect();
+        json!({
+            "config": {
+                "table": self.path, "model": self.model.keygen().spec().name, "table_bytes": self.table_bytes(),
+                "table_rows": self.model.tables().iter().map(|table| table.rows()).collect::<Vec<_>>(),
+                "row_bytes": self.model.tables().iter().map(|table| table.row_bytes()).collect::<Vec<_>>(),
+                "rows_per_token": self.rows_per_token(),
+                "requests": args.requests, "prompt": args.prompt, "output": args.output,
+                "batch_tokens": args.batch_tokens,
+                "step_time_us": self.shape.step.as_micros() as u64, "host_time_us": self.shape.host.as_micros() as u64,
+                "num_layers": self.shape.num_layers, "layers": self.shape.layers,
+                "compute": name(args.compute), "cache": name(args.cache), "tokens": self.stream, "seed": args.seed,
+                "duration_s": args.duration.as_secs_f64(), "rounds": args.rounds, "verify": args.verify,
+            },
+            "environment": {
+                "kernel": machine::kernel(), "cpus": machine::cpus(),
+                "backend": first.and_then(|arm| arm.sum.reads.backends.first().copied()),
+                "direct": first.and_then(|arm| arm.sum.reads.direct),
+                "flags": flags, "notes": notes,
+            },
+            "arms": self.arms.iter().map(|arm| self.arm_json(arm)).collect::<Vec<_>>(),
+        })
+    }
+
+    fn arm_json(&self, arm: &Arm) -> Value {
+        let (sum, reads) = (&arm.sum, &arm.sum.reads);
+        let per_token = self.rows_per_token();
+        let waits: Vec<Value> = sum
+            .waits
+            .iter()
+            .zip(&self.shape.layers)
+            .map(|(waits, layer)| {
+                let p = waits.percentiles();
+                json!({
+                    "layer": layer, "p50": rounded(p.p50), "p90": rounded(p.p90), "p99": rounded(p.p99),
+                    "p999": rounded(p.p999), "max": rounded(p.max), "mean": rounded(p.mean),
+                })
+            })
+            .collect();
+        let seconds = sum.wall.as_secs_f64().max(1e-9);
+        json!({
+            "issue": name(arm.issue),
+            "name": arm.name,
+            "workload": {
+                "tokens": sum.tokens_delivered, "tokens_generated": sum.tokens,
+                "rows_requested": sum.rows_requested, "rows_unique": sum.rows_unique,
+            },
+            "reads": {
+                "issued": reads.issued, "bytes": reads.bytes,
+                "backend": reads.backends.iter().copied().collect::<Vec<_>>().join("+"),
+                "direct": reads.direct, "mean_depth": rounded(reads.mean_depth()), "per_enter": rounded(reads.per_enter()),
+                "bytes_per_token": rounded(reads.bytes as f64 / sum.tokens_delivered.max(1) as f64),
+            },
+            "throughput": {
+                "tokens_per_s": rounded(sum.tokens as f64 / seconds),
+                "rows_per_s": rounded(sum.rows_per_s(per_token)),
+                "reads_per_s": rounded(reads.issued as f64 / seconds),
+                "cpu_us_per_row": rounded(sum.cpu_us_per_row(per_token)),
+                "issue_us_per_token": rounded(sum.issuing.as_secs_f64() * 1e6 / sum.tokens_delivered.max(1) as f64),
+            },
+            "rounds": {
+                "tokens_per_s": spread_json(&sum.tokens_per_s), "reads_per_s": spread_json(&sum.reads_per_s),
+                "exposed_us_per_token": spread_json(&sum.exposed_us),
+            },
+            "wait_us": waits,
+            "exposed_us_per_token": rounded(sum.exposed_us_per_token()),
+            "budget_share": rounded(sum.exposed_us_per_token() / BUDGET_US),
+            "hidden_share": rounded(sum.hidden_share()),
+            "verify": { "rows_checked": sum.rows_checked, "mismatches": sum.mismatches, "first": sum.first_mismatch },
+            "validity": {
+                "cold": sum.validity.verdict(), "proof": sum.validity.proof(),
+                "ratio": sum.validity.ratio().map(rounded),
+                "device_bytes": sum.validity.device_counted.then_some(sum.validity.device_bytes),
+            },
+        })
+    }
+
+    /// The table for people.
+    pub(crate) fn text(&self) -> String {
+        let mut text = self.heading();
+        if self.args.batch_tokens.is_some() {
+            self.throughput_table(&mut text)
+        } else {
+            self.decode_table(&mut text)
+        }
+        self.remarks(&mut text);
+        text
+    }
+
+    fn heading(&self) -> String {
+        let (args, shape) = (self.args, self.shape);
+        let keygen = self.model.keygen();
+        let layers = shape.layers.iter().map(u16::to_string).collect::<Vec<_>>().join(" and ");
+        let mut text = String::new();
+        let rows: u64 = self.model.tables().iter().map(|table| table.rows()).sum();
+        let row_bytes = self.model.tables().first().map_or(0, |table| table.row_bytes());
+        let _ = writeln!(
+            text,
+            "Table    {}: {} rows of {row_bytes} B ({}), {} rows a token, used at layer {layers} of {}",
+            self.path.display(),
+            grouped(rows),
+            bytes_text(self.table_bytes()),
+            keygen.columns() * keygen.tables(),
+            shape.num_layers,
+        );
+        if let Some(chunk) = args.batch_tokens {
+            let _ =
+                writeln!(text, "Engine   {} bulk requests, chunks of {chunk} tokens, no computation", shape.requests);
+        } else {
+            let doing = if shape.compute == ComputeArg::Asleep { "its device computes" } else { "the CPU computes" };
+            let _ = writeln!(
+                text,
+                "Engine   {} requests side by side, {} ms a step ({doing}); prompts of {} tokens, {} generated each",
+                shape.requests,
+                rounded(shape.step.as_secs_f64() * 1e3),
+                shape.prompt,
+                shape.output
+            );
+        }
+        let cache = if args.cache == CacheArg::Cold { "cold" } else { "warm page cache" };
+        let _ = writeln!(
+            text,
+            "Runs     {} rounds, {:.1} s an arm, {cache}, token stream {}, kernel {}, {} CPUs\n",
+            args.rounds,
+            args.duration.as_secs_f64(),
+            self.stream,
+            machine::kernel(),
+            machine::cpus()
+        );
+        text
+    }
+
+    fn decode_table(&self, text: &mut String) {
+        let per_token = self.rows_per_token();
+        let _ = writeln!(
+            text,
+            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>28}  {:>9} {:>7} {:>9}",
+            "when rows are asked",
+            "tokens/s",
+            "rows/s",
+            "CPU/row",
+            "layer",
+            "wait at the layer",
+            "wait",
+            "hidden",
+            "of 500 us"
+        );
+        let _ = writeln!(
+            text,
+            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>8} {:>9} {:>9}  {:>9} {:>7} {:>9}",
+            "", "", "", "us", "", "p50 us", "p99 us", "max us", "us/token", "", "a token"
+        );
+        for arm in self.arms {
+            let sum = &arm.sum;
+            let exposed = sum.exposed_us_per_token();
+            for (i, (waits, layer)) in sum.waits.iter().zip(&self.shape.layers).enumerate() {
+                let p = waits.percentiles();
+                if i == 0 {
+                    let _ = write!(
+                        text,
+                        "{:<22} {:>9.1} {:>9.0} {:>8.2}",
+                        arm.name,
+                        sum.tokens as f64 / sum.wall.as_secs_f64().max(1e-9),
+                        sum.rows_per_s(per_token),
+                        sum.cpu_us_per_row(per_token)
+                    );
+                } else {
+                    let _ = write!(text, "{:<51}", "");
+                }
+                let _ = write!(text, "  {layer:>5} {:>8.1} {:>9.1} {:>9.1}", p.p50, p.p99, p.max);
+                if i == 0 {
+                    let hidden =
+                        if arm.backend.is_some() { format!("{:.1} %", sum.hidden_share() * 100.0) } else { "-".into() };
+                    let _ = write!(text, "  {exposed:>9.1} {hidden:>7} {:>7.1} %", exposed / BUDGET_US * 100.0);
+                }
+                text.push('\n');
+            }
+        }
+    }
+
+    fn throughput_table(&self, text: &mut String) {
+        let per_token = self.rows_per_token();
+        let _ = writeln!(
+            text,
+            "{:<22} {:>9} {:>9} {:>9} {:>19} {:>8} {:>7} {:>8} {:>10}",
+            "", "tokens/s", "rows/s", "reads/s", "(min - max)", "CPU/row", "depth", "/enter", "B/token"
+        );
+        for arm in self.arms {
+            let (sum, reads) = (&arm.sum, &arm.sum.reads);
+            let seconds = sum.wall.as_secs_f64().max(1e-9);
+            let spread = Spread::of(sum.reads_per_s.iter().copied());
+            let _ = writeln!(
+                text,
+                "{:<22} {:>9.0} {:>9.0} {:>9.0} {:>19} {:>5.2} us {:>7.1} {:>8.1} {:>10.0}",
+                arm.name,
+                sum.tokens as f64 / seconds,
+                sum.rows_per_s(per_token),
+                reads.issued as f64 / seconds,
+                format!("({:.0} - {:.0})", spread.min, spread.max),
+                sum.cpu_us_per_row(per_token),
+                reads.mean_depth(),
+                reads.per_enter(),
+                reads.bytes as f64 / sum.tokens_delivered.max(1) as f64
+            );
+        }
+    }
+
+    fn remarks(&self, text: &mut String) {
+        text.push('\n');
+        for arm in self.arms {
+            let (sum, reads) = (&arm.sum, &arm.sum.reads);
+            let mut remark = format!("{:<22} ", arm.name);
+            if arm.backend.is_some() {
+                let path = reads.backends.iter().copied().collect::<Vec<_>>().join("+");
+                let direct = if reads.direct == Some(true) { "direct" } else { "buffered" };
+                let _ = write!(remark, "{path}, {direct}, depth {:.1}; ", reads.mean_depth());
+                let _ =
+                    write!(remark, "{} of {} rows different; ", grouped(sum.rows_unique), grouped(sum.rows_requested));
+                let _ = write!(remark, "cold: {}", sum.validity.verdict());
+                if let Some(ratio) = sum.validity.ratio() {
+                    let what =
+                        if sum.validity.device_counted { "of the bytes from the device" } else { "times a re-read" };
+                    let _ = write!(remark, " ({ratio:.2} {what})");
+                }
+            } else {
+                remark.push_str("the whole table in memory, gathered at the layer: the floor");
+            }
+            if self.args.verify {
+                let _ = write!(remark, "; {} rows compared, {} wrong", grouped(sum.rows_checked), sum.mismatches);
+            }
+            let _ = writeln!(text, "{remark}");
+        }
+        let notes: BTreeSet<&String> = self.arms.iter().flat_map(|arm| &arm.sum.reads.notes).collect();
+        for note in notes {
+            let _ = writeln!(text, "note: {note}");
+        }
+        if let Some(line) = self.conclusion() {
+            let _ = writeln!(text, "\n{line}");
+        }
+    }
+
+    /// What a newcomer should take home.
+    fn conclusion(&self) -> Option<String> {
+        let ours = self.arms.iter().find(|arm| arm.issue == IssueArg::AtToken && arm.backend.is_some())?;
+        let late =
+            self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend == Some(BackendChoice::Mmap));
+        let late = late.or_else(|| self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer))?;
+        let (ours, theirs) = (ours.sum.exposed_us_per_token(), late.sum.exposed_us_per_token());
+        Some(format!(
+            "Asked for at the token, rows keep a token waiting {ours:.0} us on average; read at the layer ({}), {theirs:.0} us.",
+            late.name
+        ))
+    }
+}

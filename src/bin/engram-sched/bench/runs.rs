@@ -1,0 +1,229 @@
+//! One run of one arm: a scheduler of its own, the engine, and the proof of what the cache held.
+
+use super::args::Shape;
+use super::arm::Arm;
+use super::check::Checker;
+use super::engine::{self, Cursor, RunFigures};
+use super::machine;
+use super::memory::MemoryTables;
+use super::sources::{MemoryRows, Rows, ScheduledRows};
+use crate::args::{BenchArgs, CacheArg, DirectArg};
+use crate::failure::Failure;
+use crate::tokens::{Random, splitmix64};
+use engram_sched::{
+    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartOptions, Token, holes,
+};
+use engram_sched_core::io::{self, Residency};
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+/// Rows that are read twice to prove that a buffered run was cold.
+const REREAD_ROWS: usize = 256;
+
+/// Most of a table that may be holes: they are read from no device.
+const HOLE_SHARE_MAX: f64 = 0.01;
+
+/// Most tokens that the scheduler plans ahead for one request.
+const AHEAD_TOKENS_MAX: u32 = 1 << 12;
+
+/// How long the reads that are out when a run ends may take.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+
+/// What all runs have in common.
+pub(crate) struct Runner<'a> {
+    pub(crate) args: &'a BenchArgs,
+    pub(crate) shape: &'a Shape,
+    pub(crate) model: &'a Model,
+    pub(crate) memory: Option<&'a MemoryTables>,
+    pub(crate) stream: &'a [Token],
+    pub(crate) hole_share: f64,
+}
+
+/// The share of the table's files that was never written.
+pub(crate) fn hole_share(model: &Model) -> Result<f64, Failure> {
+    let (mut hole_bytes, mut bytes) = (0, 0);
+    for file in model.files() {
+        let report = holes(&file.path)?;
+        hole_bytes += report.hole_bytes;
+        bytes += report.len;
+    }
+    Ok(hole_bytes as f64 / bytes.max(1) as f64)
+}
+
+impl Runner<'_> {
+    /// Writes back what is dirty, so that no run pays for it, and fills or empties the page cache.
+    pub(crate) fn settle_storage(&self) -> Result<(), Failure> {
+        for file in self.model.files() {
+            let open = File::open(&file.path)
+                .map_err(|error| Failure::failed(format!("cannot open {}: {error}", file.path.display())))?;
+            match self.args.cache {
+                CacheArg::Cold => io::evict(&open).map_err(|error| {
+                    Failure::failed(format!("cannot empty the page cache of {}: {error}", file.path.display()))
+                })?,
+                CacheArg::Warm => {
+                    std::io::copy(&mut { open }, &mut std::io::sink())
+                        .map_err(|error| Failure::failed(format!("cannot read {}: {error}", file.path.display())))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `arm` once.
+    pub(crate) fn run(&self, arm: &mut Arm, round: u32) -> Result<(), Failure> {
+        let slots = 2 * self.shape.requests as usize;
+        let mut checker = Checker::new(self.model, slots, self.args.verify);
+        match arm.backend {
+            Some(backend) => self.run_scheduled(arm, backend, round, slots, &mut checker)?,
+            None => {
+                let memory = self.memory.ok_or_else(|| Failure::failed("the table was not read into memory"))?;
+                let mut rows = MemoryRows::new(self.model.keygen(), memory, slots);
+                let mut cpu = Cpu::now();
+                let figures = self.engine(arm, &mut rows, &mut checker, round, &mut || cpu = Cpu::now())?;
+                let spent = cpu.elapsed(&figures, &checker);
+                arm.sum.add(figures, spent, None);
+            }
+        }
+        checker.settle()?;
+        let (requested, unique) = checker.rows_requested_and_unique();
+        arm.sum.rows_requested += requested;
+        arm.sum.rows_unique += unique;
+        arm.sum.rows_checked += checker.checked;
+        arm.sum.mismatches += checker.mismatches;
+        if let Some(first) = checker.first {
+            arm.sum.first_mismatch.get_or_insert(first);
+        }
+        Ok(())
+    }
+
+    fn run_scheduled(
+        &self,
+        arm: &mut Arm,
+        backend: BackendChoice,
+        round: u32,
+        slots: usize,
+        checker: &mut Checker,
+    ) -> Result<(), Failure> {
+        let cold = self.args.cache == CacheArg::Cold;
+        let resident = if cold { self.evict()? } else { None };
+        let scheduler = Scheduler::start(self.model, &self.options(backend))?;
+        let class = if self.args.batch_tokens.is_some() { RequestClass::Bulk } else { RequestClass::Interactive };
+        let mut rows = ScheduledRows::new(&scheduler, slots, class);
+        let at_start = scheduler.stats();
+        let device_before = io::process_read_bytes();
+        let (mut before, mut cpu) = (at_start.clone(), Cpu::now());
+        let mut measured = || (before, cpu) = (scheduler.stats(), Cpu::now());
+        let figures = self.engine(arm, &mut rows, checker, round, &mut measured)?;
+        let spent = cpu.elapsed(&figures, checker);
+        let after = scheduler.stats();
+        let direct = after.backends.iter().all(|backend| backend.direct);
+        let twice = if cold && !direct { Some(self.read_twice(&scheduler, round)?) } else { None };
+        // Reads still out when the engine stopped count on both sides once the scheduler is down.
+        let last = scheduler.shutdown(SHUTDOWN_MAX)?;
+        if cold {
+            match twice {
+                Some((first, second)) => arm.sum.validity.buffered_run(resident, first, second),
+                None => {
+                    let device = device_before.and_then(|before| Some(io::process_read_bytes()? - before));
+                    arm.sum.validity.direct_run(device, last.read_bytes - at_start.read_bytes);
+                }
+            }
+            if self.hole_share > HOLE_SHARE_MAX {
+                arm.sum.validity.faults.insert(format!(
+                    "{:.1} % of the table are holes, which no device reads: time a table that is written in full",
+                    self.hole_share * 100.0
+                ));
+            }
+        }
+        arm.sum.add(figures, spent, Some((&before, &after, &last)));
+        Ok(())
+    }
+
+    /// The emulated engine on `rows`; calls `measured` when its clock starts.
+    fn engine(
+        &self,
+        arm: &Arm,
+        rows: &mut dyn Rows,
+        checker: &mut Checker,
+        round: u32,
+        measured: &mut dyn FnMut(),
+    ) -> Result<RunFigures, Failure> {
+        let until = self.args.duration / self.args.rounds;
+        let cursor = Cursor::new(self.stream, splitmix64(self.args.seed ^ (u64::from(round) << 32)));
+        match self.args.batch_tokens {
+            Some(chunk) => engine::bulk(self.shape, chunk as usize, rows, checker, cursor, until, measured),
+            None => engine::decode(self.shape, arm.issue, rows, checker, cursor, until, measured),
+        }
+    }
+
+    fn options(&self, backend: BackendChoice) -> StartOptions {
+        let tokens = self.shape.await_tokens(self.args.batch_tokens);
+        let in_flight = self.args.in_flight.unwrap_or(0);
+        StartOptions {
+            backend,
+            io_actors: None,
+            direct: match self.args.direct {
+                _ if backend == BackendChoice::Mmap => DirectMode::Auto,
+                DirectArg::Auto => DirectMode::Auto,
+                DirectArg::Require => DirectMode::Require,
+                DirectArg::Off => DirectMode::Off,
+            },
+            limits: Limits {
+                requests_max: 2 * self.shape.requests + 2,
+                await_tokens_max: tokens,
+                // One chunk is awaited while the next one is read.
+                ahead_tokens_max: (2 * tokens.max(32)).min(AHEAD_TOKENS_MAX),
+                in_flight_interactive_max: in_flight,
+                in_flight_bulk_max: in_flight,
+                ..Limits::default()
+            },
+        }
+    }
+
+    /// Empties the page cache of the table; the share that stayed.
+    fn evict(&self) -> Result<Option<f64>, Failure> {
+        let (mut resident_pages, mut total_pages) = (0, 0);
+        for file in self.model.files() {
+            let open = File::open(&file.path)?;
+            io::evict(&open)?;
+            match io::residency(&open)? {
+                Residency::Pages { resident, total } => {
+                    resident_pages += resident;
+                    total_pages += total;
+                }
+                Residency::Unknown => return Ok(None),
+            }
+        }
+        Ok(Some(resident_pages as f64 / total_pages.max(1) as f64))
+    }
+
+    /// Mean microseconds of a row read for the first time, and of the same rows at once again.
+    fn read_twice(&self, scheduler: &Scheduler, round: u32) -> Result<(f64, f64), Failure> {
+        let table = &self.model.tables()[0];
+        let mut random = Random::new(self.args.seed ^ 0x7265_7265_6164 ^ u64::from(round));
+        let rows: Vec<RowId> = (0..REREAD_ROWS).map(|_| random.below(table.rows())).collect();
+        let mut bytes = vec![0; REREAD_ROWS * table.row_bytes() as usize];
+        let mut time = || -> Result<f64, Failure> {
+            let called = Instant::now();
+            scheduler.read_rows(Layer(table.layer()), &rows, &mut bytes)?;
+            Ok(called.elapsed().as_secs_f64() * 1e6 / REREAD_ROWS as f64)
+        };
+        Ok((time()?, time()?))
+    }
+}
+
+/// CPU time of the process since a moment.
+struct Cpu(Option<u64>);
+
+impl Cpu {
+    fn now() -> Self {
+        Self(machine::cpu_ns())
+    }
+
+    /// Without what the emulation and the checker spent themselves.
+    fn elapsed(&self, figures: &RunFigures, checker: &Checker) -> Duration {
+        let now = machine::cpu_ns().unwrap_or(0);
+        let all = Duration::from_nanos(now.saturating_sub(self.0.unwrap_or(now)));
+        all.saturating_sub(figures.spinning).saturating_sub(checker.spent)
+    }
+}
