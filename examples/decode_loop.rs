@@ -7,8 +7,10 @@ use engram_sched::{Begin, History, Model, OpenOptions, Scheduler, Spec, Syntheti
 use std::error::Error;
 use std::ops::ControlFlow;
 
-const HIDDEN: usize = 64;
-const LAYERS: usize = 4;
+const HIDDEN: usize = 256;
+const LAYERS: usize = 6;
+/// The layer that consumes rows; those below it give the reads their time.
+const TABLE_LAYER: u16 = 4;
 const VOCAB: usize = 997;
 const STEPS: usize = 48;
 
@@ -147,7 +149,8 @@ fn with_memory(model: &Model, prompt: Token) -> Result<Vec<Token>, Box<dyn Error
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let table = dir.path().join("table");
-    synth(&Synthetic::new(Spec::qwen_ple(), 4 << 20).plan(&table)?, &mut |_, _| ControlFlow::Continue(()))?;
+    let spec = Spec { layer_ids: vec![TABLE_LAYER], ..Spec::qwen_ple() };
+    synth(&Synthetic::new(spec, 4 << 20).plan(&table)?, &mut |_, _| ControlFlow::Continue(()))?;
     let scheduler = Scheduler::open(&table, &OpenOptions::default())?;
 
     let scheduled = with_scheduler(&scheduler, 42)?;

@@ -1,0 +1,151 @@
+//! `bench` on tables of a few MiB: it ends, its bytes are right, and its JSON has the keys that others rely on. No figure counts.
+
+mod cli;
+
+use cli::{done, names, run};
+use serde_json::Value;
+use std::path::Path;
+
+/// Runs the benchmark for a short time; a cold figure of a tiny table may lack its proof (3).
+fn bench(cache: &Path, args: &[&str]) -> Value {
+    let mut all = vec!["--json", "--quiet", "bench", "--duration", "300ms", "--rounds", "2", "--verify"];
+    all.extend(args);
+    let ran = run(cache, &all);
+    assert!(matches!(ran.status, Some(0 | 3)), "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+    let void = report["arms"].as_array().unwrap().iter().any(|arm| arm["validity"]["cold"] == "void");
+    assert_eq!(void, ran.status == Some(3), "{ran:?}");
+    assert_eq!(void, ran.stderr.contains(">>> VOID"), "{ran:?}");
+    for arm in report["arms"].as_array().unwrap() {
+        assert!(arm["verify"]["rows_checked"].as_u64().unwrap() > 0, "{arm}");
+        assert_eq!(arm["verify"]["mismatches"], 0, "{arm}");
+    }
+    report
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_report_has_the_keys_of_its_contract() {
+    let cache = tempfile::tempdir().unwrap();
+    let report = bench(
+        cache.path(),
+        &["--bytes", "4MiB", "--step-time", "4ms", "--host-time", "500us", "--prompt", "8", "--output", "9"],
+    );
+    assert!(["config", "environment", "arms"].iter().all(|key| keys(&report).contains(key)));
+    for key in ["kernel", "cpus", "backend", "direct", "flags"] {
+        assert!(keys(&report["environment"]).contains(&key), "environment.{key}");
+    }
+    let arms = report["arms"].as_array().unwrap();
+    let issues: Vec<&str> = arms.iter().map(|arm| arm["issue"].as_str().unwrap()).collect();
+    assert_eq!(issues, ["memory", "at-token", "at-step", "at-layer", "at-layer"]);
+    assert_eq!(arms[4]["reads"]["backend"], "mmap");
+    let contract: &[(&str, &[&str])] = &[
+        ("workload", &["tokens", "rows_requested", "rows_unique"]),
+        ("reads", &["issued", "bytes", "backend", "direct", "mean_depth", "per_enter"]),
+        ("throughput", &["tokens_per_s", "rows_per_s", "cpu_us_per_row"]),
+        ("verify", &["rows_checked", "mismatches"]),
+        ("validity", &["cold", "proof", "ratio", "device_bytes"]),
+    ];
+    for arm in arms {
+        for (group, names) in contract {
+            for name in *names {
+                assert!(keys(&arm[group]).contains(name), "{group}.{name}");
+            }
+        }
+        let waits = &arm["wait_us"][0];
+        for name in ["layer", "p50", "p90", "p99", "p999", "max"] {
+            assert!(waits[name].is_number(), "wait_us.{name}");
+        }
+        assert!(arm["hidden_share"].is_number());
+        let workload = &arm["workload"];
+        let (tokens, rows) = (workload["tokens"].as_u64().unwrap(), workload["rows_requested"].as_u64().unwrap());
+        assert_eq!(rows, tokens * 16, "{workload}");
+        assert!((1..=rows).contains(&workload["rows_unique"].as_u64().unwrap()));
+    }
+    assert_eq!(arms[0]["validity"]["cold"], "not-claimed");
+
+    // The table is kept, found again, and removed.
+    let own = cache.path().join("engram-sched");
+    assert_eq!(names(&own), ["bench-qwen-ple-4194304"]);
+    bench(cache.path(), &["--bytes", "4MiB", "--step-time", "2ms", "--host-time", "0", "--issue", "at-token"]);
+    done(cache.path(), &["bench", "--clean"]);
+    assert!(names(&own).is_empty());
+    done(cache.path(), &["bench", "--clean"]);
+}
+
+#[test]
+fn every_arm_stream_and_backend_delivers_the_right_rows() {
+    let cache = tempfile::tempdir().unwrap();
+    let table = cache.path().join("v41");
+    let table = table.to_str().unwrap();
+    done(
+        cache.path(),
+        &["-q", "synth", "--model", "deepseek-v41", "--bytes", "8M", "--layout", "safetensors", "--out", table],
+    );
+    let step = ["--step-time", "3ms", "--host-time", "300us", "--requests", "3", "--prompt", "5", "--output", "7"];
+    let cases: &[&[&str]] = &[
+        &["--tokens", "docs", "--backend", "pread", "--direct", "off"],
+        &["--tokens", "zipf", "--backend", "mmap", "--cache", "warm"],
+        &["--tokens", "uniform", "--compute", "busy", "--cache", "warm"],
+    ];
+    for case in cases {
+        let mut args = vec![table];
+        args.extend(step);
+        args.extend(*case);
+        let report = bench(cache.path(), &args);
+        let arms = report["arms"].as_array().unwrap();
+        assert!(arms.iter().all(|arm| arm["wait_us"].as_array().unwrap().len() == 2), "two layers");
+        assert_eq!(arms.len(), if case.contains(&"mmap") { 4 } else { 5 });
+    }
+}
+
+#[test]
+fn throughput_without_computation() {
+    let cache = tempfile::tempdir().unwrap();
+    let args = ["--bytes", "4MiB", "--step-time", "0", "--batch-tokens", "64", "--requests", "2", "--tokens", "zipf"];
+    let report = bench(cache.path(), &args);
+    let arm = &report["arms"][0];
+    assert!(arm["throughput"]["reads_per_s"].as_f64().unwrap() > 0.0);
+    assert!(arm["reads"]["mean_depth"].as_f64().unwrap() > 1.0, "{arm}");
+    assert!(arm["reads"]["per_enter"].as_f64().unwrap() > 0.0, "{arm}");
+}
+
+#[test]
+fn a_table_with_holes_is_void() {
+    let cache = tempfile::tempdir().unwrap();
+    let table = cache.path().join("sparse");
+    let table = table.to_str().unwrap();
+    done(cache.path(), &["-q", "synth", "--model", "qwen-ple", "--sparse-full", "--out", table]);
+    let args = ["--json", "-q", "bench", table, "--issue", "at-token", "--duration", "200ms", "--rounds", "1"];
+    let ran = run(cache.path(), &args);
+    assert_eq!(ran.status, Some(3), "{ran:?}");
+    assert!(ran.stderr.contains("holes"), "{ran:?}");
+}
+
+#[test]
+fn streams_of_another_vocabulary_are_refused() {
+    let cache = tempfile::tempdir().unwrap();
+    let stream = cache.path().join("s.u32");
+    std::fs::write(&stream, 248_320u32.to_le_bytes()).unwrap();
+    let ran = run(cache.path(), &["-q", "bench", "--bytes", "1MiB", "--tokens", stream.to_str().unwrap()]);
+    assert_eq!(ran.status, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("vocabulary of 248320"), "{ran:?}");
+}
+
+#[test]
+fn ctrl_c_ends_a_run() {
+    let cache = tempfile::tempdir().unwrap();
+    done(
+        cache.path(),
+        &["-q", "bench", "--bytes", "1MiB", "--duration", "100ms", "--rounds", "1", "--issue", "memory"],
+    );
+    let child =
+        cli::command(cache.path(), &["--json", "bench", "--bytes", "1MiB", "--duration", "60s"]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ran = cli::said(child.wait_with_output().unwrap());
+    assert_eq!((ran.status, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
+}
