@@ -44,8 +44,11 @@ struct Want {
 struct Read {
     generation: u32,
     pages: Pages,
-    /// Bytes in place, from the start of the pages.
+    /// Bytes in place, from the start of the pages. What is asked for again is not in place until it comes again.
     done: u32,
+    /// The most that ever was in place; a completion that does not go beyond is no progress.
+    reached: u32,
+    /// Completions without progress.
     attempts: u32,
     wants: u32,
     live: bool,
@@ -89,7 +92,7 @@ impl IoActor {
         let slots = backend.slots().min(core.limits.slots());
         let slot_bytes = backend.slot_bytes();
         let pages = Pages { file: FileId(0), offset: 0, len: 0 };
-        let read = Read { generation: 0, pages, done: 0, attempts: 0, wants: NIL, live: false };
+        let read = Read { generation: 0, pages, done: 0, reached: 0, attempts: 0, wants: NIL, live: false };
         let pages_max = slots as usize * (slot_bytes as usize / PAGE_BYTES as usize);
         Self {
             index,
@@ -251,7 +254,7 @@ impl IoActor {
                 self.pages.insert((pages.file, page), slot);
             }
             let read = &mut self.reads[slot as usize];
-            *read = Read { generation: read.generation, pages, done: 0, attempts: 0, wants, live: true };
+            *read = Read { generation: read.generation, pages, done: 0, reached: 0, attempts: 0, wants, live: true };
             self.queue_rest(slot);
             queued = true;
         }
@@ -273,12 +276,13 @@ impl IoActor {
         true
     }
 
-    /// Queues what a slot's read still lacks.
+    /// Queues what a slot's read still lacks, from the last place where a read may begin: the bytes behind it are the backend's again.
     fn queue_rest(&mut self, slot: u32) {
         let read = &mut self.reads[slot as usize];
         read.generation = read.generation.wrapping_add(1);
         let align = (self.backend.alignment(read.pages.file)).max(1);
-        let slot_offset = read.done & !(align - 1);
+        read.done &= !(align - 1);
+        let slot_offset = read.done;
         let op = ReadOp {
             tag: u64::from(read.generation) << 32 | u64::from(slot),
             file: read.pages.file,
@@ -298,43 +302,36 @@ impl IoActor {
     /// The end of a read of the device: deposits, resumes, repeats or fails.
     fn complete(&mut self, completion: Completion) {
         let (slot, generation) = (completion.tag as u32, (completion.tag >> 32) as u32);
-        let align = |actor: &Self, file| actor.backend.alignment(file).max(1);
         let Some(read) = self.reads.get(slot as usize).copied().filter(|r| r.live && r.generation == generation) else {
             self.core.counters.completions_unknown.add(1);
             return;
         };
         let needed = self.wants_of(read.wants).map(|w| w.offset + u64::from(w.len)).max().unwrap_or(0);
         let needed = (needed - read.pages.offset) as u32;
-        match completion.result {
+        let retries = self.core.limits.retries;
+        let read = &mut self.reads[slot as usize];
+        let (errno, progress) = match completion.result {
             Ok(bytes) => {
-                let began = read.done & !(align(self, read.pages.file) - 1);
-                let done = read.done.max(began + bytes);
-                let progress = done > read.done;
-                let read = &mut self.reads[slot as usize];
-                read.done = done;
-                if done >= needed {
-                    self.finish(slot, 0);
-                } else if progress && read.attempts < self.core.limits.retries {
-                    read.attempts += 1;
-                    self.core.counters.retries.add(1);
-                    self.resume(slot);
-                } else {
-                    // No progress: the file ends here. Progress without end: the path is broken.
-                    self.finish(slot, if progress { libc::EIO } else { 0 });
+                read.done += bytes;
+                let progress = read.done > read.reached;
+                read.reached = read.reached.max(read.done);
+                if read.done >= needed || bytes == 0 {
+                    return self.finish(slot, 0); // all there, or the file ends here
                 }
+                (0, progress)
             }
-            Err(errno) => {
-                let again = errno == libc::EINTR || errno == libc::EAGAIN;
-                let read = &mut self.reads[slot as usize];
-                if again && read.attempts < self.core.limits.retries {
-                    read.attempts += 1;
-                    self.core.counters.retries.add(1);
-                    self.resume(slot);
-                } else {
-                    self.finish(slot, errno);
-                }
+            Err(errno) if errno != libc::EINTR && errno != libc::EAGAIN => return self.finish(slot, errno),
+            Err(errno) => (errno, false),
+        };
+        // Progress ends by itself. Without it: also at the end of a file, where a read begins again before the bytes that it has.
+        if !progress {
+            if read.attempts == retries {
+                return self.finish(slot, errno);
             }
+            read.attempts += 1;
         }
+        self.core.counters.retries.add(1);
+        self.resume(slot);
     }
 
     fn resume(&mut self, slot: u32) {
