@@ -7,6 +7,7 @@
 //! - A buffer slot has one read; it is free, or with the backend, or being deposited from. Tags carry the slot's generation, so a
 //!   completion is never taken for another read's.
 //! - Every want is deposited exactly once, with its bytes or as a failure; only a close drops wants, as nobody waits for them then.
+//! - A want fails only by a read of its own pages: wants of a larger read that failed are read once more, each alone.
 //! - The actor announces sleep only with nothing in flight and nothing wanted.
 //! - After the constructor nothing here allocates: the slab of wants bounds what is taken in, plans wait in their queue.
 
@@ -33,8 +34,11 @@ struct Want {
     /// Bytes of the row before this extent.
     row_offset: u32,
     row: u64,
+    rank: Rank,
     offset: u64,
     len: u32,
+    /// It was part of a larger read that failed.
+    alone: bool,
     /// Next want of the same read, or next free want.
     next: u32,
 }
@@ -87,7 +91,9 @@ impl IoActor {
         let parts = core.tables.iter().map(|t| t.parts().len()).max().unwrap_or(1);
         let plan_wants_max = PLAN_GROUPS_MAX * core.geometry.heads * parts;
         let wants_max = WANTS_MAX.max(4 * plan_wants_max);
-        let want = Want { group: 0, table: 0, head: 0, row_offset: 0, row: 0, offset: 0, len: 0, next: NIL };
+        let rank = Rank::new(0, 0, 0);
+        let (group, table, head, row_offset, row, offset, len, alone) = (0, 0, 0, 0, 0, 0, 0, false);
+        let want = Want { group, table, head, row_offset, row, rank, offset, len, alone, next: NIL };
         let wants = (0..wants_max as u32).map(|i| Want { next: i + 1, ..want }).collect::<Vec<_>>();
         let slots = backend.slots().min(core.limits.slots());
         let slot_bytes = backend.slot_bytes();
@@ -214,12 +220,14 @@ impl IoActor {
                             head: head as u16,
                             row_offset,
                             row,
+                            rank,
                             offset: extent.offset,
                             len: extent.len,
+                            alone: false,
                             next: NIL,
                         };
                         let (file, offset, len) = (extent.file, extent.offset, extent.len);
-                        self.backlog.push(Wanted { rank, file, offset, len, want });
+                        self.backlog.push(Wanted { rank, file, offset, len, want, alone: false });
                     }
                     row_offset += extent.len;
                 }
@@ -247,7 +255,7 @@ impl IoActor {
             let pages = self.backlog.extend(&first, align, |wanted| {
                 slab[wanted.want as usize].next = wants;
                 wants = wanted.want;
-                count += 1;
+                count += u64::from(!wanted.alone); // counted before, those
             });
             self.core.counters.extents.add(count);
             for page in pages.pages() {
@@ -266,14 +274,20 @@ impl IoActor {
     /// Joins a want to a read in flight that covers it.
     fn join_read(&mut self, wanted: &Wanted) -> bool {
         let Some(&slot) = self.pages.get(&(wanted.file, wanted.offset / PAGE_BYTES)) else { return false };
+        let own = self.own_pages(wanted);
         let read = &mut self.reads[slot as usize];
-        if !read.pages.covers(wanted) {
+        if !read.pages.covers(wanted) || (wanted.alone && read.pages != own) {
             return false;
         }
         self.wants[wanted.want as usize].next = read.wants;
         read.wants = wanted.want;
         self.core.counters.page_joins.add(1);
         true
+    }
+
+    /// What is read for a want if nothing is merged with it.
+    fn own_pages(&self, wanted: &Wanted) -> Pages {
+        Pages::around(wanted, u64::from(self.backend.alignment(wanted.file)).max(PAGE_BYTES))
     }
 
     /// Queues what a slot's read still lacks, from the last place where a read may begin: the bytes behind it are the backend's again.
@@ -348,7 +362,8 @@ impl IoActor {
         })
     }
 
-    /// Deposits the wants of a slot's read and frees the slot. Wants beyond the bytes in place fail with `errno` (0: end of file).
+    /// Deposits the wants of a slot's read and frees the slot. Wants beyond the bytes in place fail with `errno` (0: end of file), if
+    /// the read was theirs alone; else it may have failed by pages that they do not need, and they are read again by themselves.
     fn finish(&mut self, slot: u32, errno: i32) {
         let read = self.reads[slot as usize];
         let core = Arc::clone(&self.core);
@@ -357,6 +372,15 @@ impl IoActor {
             let want = self.wants[at as usize];
             let begin = (want.offset - read.pages.offset) as usize;
             let end = begin + want.len as usize;
+            let Want { rank, offset, len, .. } = want;
+            let wanted = Wanted { rank, file: read.pages.file, offset, len, want: at, alone: true };
+            if end > read.done as usize && self.own_pages(&wanted) != read.pages {
+                self.wants[at as usize].alone = true;
+                core.counters.retries.add(1);
+                self.backlog.push(wanted);
+                at = want.next;
+                continue;
+            }
             if end <= read.done as usize {
                 let bytes = &self.backend.slot(slot)[begin..end];
                 core.fill_group(want.group, want.table.into(), want.head.into(), want.row_offset as usize, bytes);
