@@ -163,9 +163,11 @@ mod resolve {
             self.requests * self.request_cells() * geometry.orders as u32 + ROW_CELLS + GROUPS_SLACK
         }
 
-        /// Each plan holds a group of a cell that exists, and each token at most begins one.
+        /// Each plan that some actor has still to take holds an unfinished group of a cell that exists, and a cell's groups are opened in
+        /// one plan. Not a plan per token of the window: a layer that stalls keeps one cell of each token, while the cells of the
+        /// other layers come back and serve further tokens.
         pub(crate) fn plans(&self) -> u32 {
-            self.requests * self.ahead_tokens + ROW_CELLS + GROUPS_SLACK
+            self.requests * self.request_cells() + ROW_CELLS + GROUPS_SLACK
         }
 
         pub(crate) fn slot_destination_bytes(&self, geometry: &Geometry) -> u64 {
