@@ -112,7 +112,7 @@ mod resolve {
                 ));
             }
             let ahead = in_range("ahead_tokens_max", or(limits.ahead_tokens_max, 64), 1 << 12)?;
-            let ahead_tokens = ahead.min(affordable as u32);
+            let ahead_tokens = ahead.min(u32::try_from(affordable).unwrap_or(u32::MAX));
             // Nodes of cells and orders are numbered by 32 bits, with room to spare.
             let nodes = u64::from(requests) * u64::from(ahead_tokens) * (tables.len() * geometry.orders) as u64;
             if nodes > 1 << 30 {
