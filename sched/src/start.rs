@@ -218,10 +218,10 @@ impl Threads {
     /// Closes the core and waits, at most `timeout`, for its threads.
     pub(crate) fn shutdown(&self, core: &Core, timeout: Duration) -> Result<(), ShutdownError> {
         core.close(Closed::Shutdown);
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout); // none: for ever
         let mut state = lock(&self.board.state);
         while state.running > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(ShutdownError::Busy { threads: state.running, reads: state.abandoned });
             }
