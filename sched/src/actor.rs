@@ -202,7 +202,7 @@ impl IoActor {
     fn take_in(&mut self, plan: u32, class: PlanClass) {
         let core = Arc::clone(&self.core);
         let stamp_ns = core.plans.stamp_ns(plan);
-        for group in core.plans.groups(plan) {
+        for group in core.plans.groups(plan, self.index) {
             let (table, _, rows) = core.group_rows(group);
             let rank = Rank::new(class as u8, stamp_ns, table as u16);
             for (head, row) in rows.enumerate() {

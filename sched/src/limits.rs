@@ -179,7 +179,7 @@ mod resolve {
             let requests = u64::from(self.requests);
             let per_cell = size_of::<crate::protocol::cell::Cell<crate::core::CellBody>>() + 4 * geometry.orders;
             let per_group = size_of::<crate::protocol::group::Group<crate::core::GroupKey>>() + 8 * geometry.heads + 32;
-            let per_plan = PlanSlab::BODY_BYTES + 3 * 16 * actors;
+            let per_plan = PlanSlab::BODY_BYTES + (8 + 3 * 16) * actors;
             MemoryBounds {
                 destination_bytes: requests * self.slot_destination_bytes(geometry),
                 group_bytes: groups * geometry.group_bytes as u64,
