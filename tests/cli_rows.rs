@@ -76,7 +76,7 @@ fn golden_rows_of_deepseek() {
     }
     let map = golden("token_map_v41_i32.bin");
     let compared = golden_cases("golden_v41_real.json", "deepseek-v41", Some(&map), "history_raw_oldest_first");
-    assert!(compared > 60, "{compared}");
+    assert!(compared >= 60, "{compared}");
 }
 
 #[test]
