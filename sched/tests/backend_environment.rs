@@ -91,6 +91,7 @@ fn a_scenario_in_a_child() {
         "memlock" => under_memlock(&files),
         "reopen" => reopened_many_times(&files),
         "fork" => forked(&files),
+        "slow-device" => on_a_slow_device(&files),
         other => panic!("no scenario {other}"),
     }
     println!("PLAYED {scenario}");
@@ -223,6 +224,85 @@ fn forked(files: &[DataFile]) {
         assert_eq!(status, 0, "the child dropped the backend and ended");
         assert_eq!(driver.finish().len(), 32);
         driver.storm(&mut Random(3), 300);
+    }
+}
+
+#[test]
+fn reads_stuck_in_a_device_are_abandoned_not_freed() {
+    if !is_root() {
+        return println!("SKIP: throttling a device needs root");
+    }
+    in_child("slow-device");
+}
+
+/// A throttled group of processes, removed when the last of them has left.
+struct Throttle(PathBuf);
+
+impl Throttle {
+    /// Lets this process read `reads_per_s` times a second from the device of `file`.
+    fn new(file: &Path, reads_per_s: u32) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let device = std::fs::metadata(file)?.dev();
+        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("engram-test-{}", std::process::id()));
+        std::fs::create_dir(&group)?;
+        let group = Self(group);
+        let rule = format!("{}:{} {reads_per_s}", libc::major(device), libc::minor(device));
+        std::fs::write(group.0.join("blkio.throttle.read_iops_device"), rule)?;
+        std::fs::write(group.0.join("cgroup.procs"), std::process::id().to_string())?;
+        Ok(group)
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        let _ = std::fs::write("/sys/fs/cgroup/blkio/cgroup.procs", std::process::id().to_string());
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+fn on_a_slow_device(files: &[DataFile]) {
+    for choice in [BackendChoice::Auto, BackendChoice::Pread] {
+        let mut backend = build(choice, 16, files);
+        if !backend.report().direct {
+            return println!("SKIP: the temporary folder has no direct reads");
+        }
+        let throttle = match Throttle::new(&files[0].path, 8) {
+            Ok(throttle) => throttle,
+            Err(e) => return println!("SKIP: no blkio throttle for the temporary folder's device: {e}"),
+        };
+        let mut driver = Driver::new(&mut *backend, &LENS);
+        for i in 0..16 {
+            driver.queue(0, i * 4096, 4096);
+        }
+        driver.backend.submit();
+        // A wake ends the wait for a read that does not come.
+        let start = Instant::now();
+        let waker = driver.backend.waker();
+        let ringer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            waker.wake();
+        });
+        for _ in 0..4 {
+            // The first reads pass the throttle at once.
+            driver.reap(Wait::Completion);
+            if start.elapsed() >= Duration::from_millis(20) {
+                break;
+            }
+        }
+        assert!(start.elapsed() < Duration::from_millis(1500), "the wake did not end the wait: {:?}", start.elapsed());
+        ringer.join().unwrap();
+        let start = Instant::now();
+        let left = backend.drain(Duration::from_millis(100));
+        drop(backend);
+        let took = start.elapsed();
+        println!("{choice:?}: {left} reads abandoned after {took:?}");
+        assert!(left > 0, "the device was not slow");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        drop(throttle);
+        // The kernel goes on with the abandoned reads: into memory that must still be ours.
+        let noise: Vec<Vec<u8>> = (0..64).map(|i| vec![i; 64 << 10]).collect();
+        thread::sleep(Duration::from_millis(2200));
+        assert!(noise.iter().enumerate().all(|(i, block)| block.iter().all(|&b| b == i as u8)));
     }
 }
 

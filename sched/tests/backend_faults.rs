@@ -4,10 +4,11 @@
 
 mod backend_support;
 
-use backend_support::{Driver, Random, write_files};
+use backend_support::{Driver, Random, image, write_files};
 use engram_sched_core::StartError;
 use engram_sched_core::io::{
-    Backend, BackendOptions, DirectMode, FileSet, OsThreads, PreadBackend, ReadAt, SpawnThread, Wait,
+    Backend, BackendOptions, DirectMode, FileSet, OsThreads, PreadBackend, ReadAt, SimulatedDisk, SimulatedFault,
+    SpawnThread, Wait,
 };
 use engram_sched_core::sync::{Arc, AtomicU32, Mutex, Ordering, thread};
 use engram_store::FileId;
@@ -488,6 +489,34 @@ fn a_reader_that_panics_or_errs_fails_its_own_read_only() {
             assert_eq!(result, expect, "round {round}, {op:?}");
         }
     }
+}
+
+#[test]
+fn a_wake_ends_the_wait_for_a_read_that_does_not_come() {
+    let (_dir, files) = files();
+    let moody = Arc::new(Moody { files: files.clone(), hang: Mutex::new(true) });
+    let mut backend = PreadBackend::new(files, moody.clone(), &options(4), &OsThreads, Vec::new()).unwrap();
+    let mut driver = Driver::new(&mut backend, &LENS);
+    driver.queue(0, 9 * 4096, 4096);
+    driver.backend.waker().wake();
+    assert!(driver.reap(Wait::Completion).is_empty());
+    *moody.hang.lock().unwrap() = false;
+    assert_eq!(driver.finish()[0].1, Ok(4096));
+
+    let disk = SimulatedDisk::new(1, vec![image(0, LENS[0])]);
+    disk.add_fault(SimulatedFault::Stall { file: FileId(0), range: 0..1, times: 1 });
+    let mut backend = disk.backend(4, 4096);
+    let mut driver = Driver::new(&mut backend, &LENS);
+    driver.queue(0, 0, 4096);
+    driver.backend.waker().wake();
+    assert!(driver.reap(Wait::Completion).is_empty());
+    let later = disk.clone();
+    let releaser = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        later.release();
+    });
+    assert_eq!(driver.finish()[0].1, Ok(4096));
+    releaser.join().unwrap();
 }
 
 #[test]

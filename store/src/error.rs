@@ -176,6 +176,18 @@ pub enum StoreError {
         /// The other name.
         second: String,
     },
+    /// Two tables claim the same layer.
+    #[error("{path}: layer {layer} has two tables, {first} and {second}; remove the wrong one")]
+    TableTwice {
+        /// Folder, index or file.
+        path: PathBuf,
+        /// Zero-based decoder layer.
+        layer: u16,
+        /// One table.
+        first: String,
+        /// The other table.
+        second: String,
+    },
     /// Shards or tables that must agree do not.
     #[error(
         "{path}: {second}, but {first}; all shards and tables must agree: the checkpoint is mixed from two, fetch it again"
@@ -238,7 +250,7 @@ pub enum StoreError {
     },
     /// A table with another number of rows than declared.
     #[error(
-        "{path}: the table of layer {layer} has {got} rows, {by} say {expected}; table and configuration are of different models or revisions"
+        "{path}: the table of layer {layer} has {got} rows, expected {expected} by {by}; table and configuration are of different models or revisions: fetch both from one"
     )]
     RowsWrong {
         /// The folder or file.
@@ -249,7 +261,7 @@ pub enum StoreError {
         got: u64,
         /// Rows declared.
         expected: u64,
-        /// Who declares them.
+        /// What declares them.
         by: &'static str,
     },
     /// A storage format that this version cannot serve.

@@ -4,6 +4,33 @@
 //! gives its [`Table`]s: for every row the extents of its bytes. [`synth`](fn@synth) writes tables whose rows prove themselves. Rows are
 //! never interpreted on the way; [`decode`] is there for whoever asks.
 //!
+//! ```
+//! use engram_store::{PlainReader, RowFormat, SynthLayout, SynthPlan, SynthTable, open, self_proof, synth};
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = tempfile::tempdir()?;
+//! let plan = SynthPlan {
+//!     out: dir.path().join("table"),
+//!     layout: SynthLayout::Packed,
+//!     tables: vec![SynthTable { layer: 1, rows: 1000, padded_rows: 1000, tag: 1 }],
+//!     row_format: RowFormat::v41(256),
+//!     shards: 1,
+//!     config: None,
+//!     constants: Vec::new(),
+//!     spec_json: None,
+//!     sparse: None,
+//! };
+//! synth(&plan, &mut |_done, _total| ControlFlow::Continue(()))?;
+//!
+//! let opened = open(&plan.out, None)?;
+//! let mut row = [0; 264];
+//! PlainReader::open(&opened)?.read_row(0, 999, &mut row)?;
+//! assert!(self_proof::check_row(1, 999, opened.row_format, &row));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Invariants: opening reads headers, manifests and constants, never row data, and allocates nothing in the order of a table; what opens
 //! is complete; every refusal is a [`StoreError`] that names the file and the remedy.
 

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ use crate::manifest;
 use crate::raw::{self, RawGeometry};
 use crate::self_proof::SelfProof;
 use crate::table::{DataFile, Table};
+
+/// Slack of a file's room on disk, bytes.
+const PAGE: u64 = 4096;
 
 /// How the rows are laid out on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -137,6 +141,25 @@ impl Opened {
         }
     }
 
+    /// Notes files that take less room than they are long: preallocated and never written, or half a download.
+    fn note_holes(&mut self) -> Result<(), StoreError> {
+        let mut sparse = Vec::new();
+        for file in &self.files {
+            let meta = fs::metadata(&file.path).map_err(|e| StoreError::io(&file.path, "look at", e))?;
+            if meta.blocks() * 512 + PAGE < file.len {
+                sparse.push(&file.path);
+            }
+        }
+        if let Some(first) = sparse.first() {
+            self.notes.push(format!(
+                "{} file(s) take less room on disk than they are long, {} for one: rows in holes read as zeros (verify finds them)",
+                sparse.len(),
+                first.display()
+            ));
+        }
+        Ok(())
+    }
+
     /// Bytes of all rows of all tables.
     pub fn row_bytes_total(&self) -> u64 {
         self.tables.iter().map(|t| t.rows().saturating_mul(t.row_bytes().into())).fold(0, u64::saturating_add)
@@ -157,6 +180,7 @@ pub fn open(path: &Path, geometry: Option<&RawGeometry>) -> Result<Opened, Store
     if tokenizer.is_file() {
         opened.tokenizer_json = Some(tokenizer);
     }
+    opened.note_holes()?;
     Ok(opened)
 }
 

@@ -68,13 +68,15 @@ pub struct Table {
 #[non_exhaustive]
 pub enum LayoutError {
     /// No rows, no parts, or a part of no bytes.
-    #[error("layer {layer}: a table needs rows, and parts of at least one byte")]
+    #[error("layer {layer}: a table needs rows, and parts of at least one byte; correct the geometry")]
     Empty {
         /// The table's layer.
         layer: u16,
     },
     /// The shards of a part do not cover the rows.
-    #[error("layer {layer}, part {part}: the shards hold {got} rows in pieces of {per_shard}, the table has {rows}")]
+    #[error(
+        "layer {layer}, part {part}: the shards hold {got} rows in pieces of {per_shard}, the table has {rows}; correct the geometry or fetch the missing shards"
+    )]
     Coverage {
         /// The table's layer.
         layer: u16,
@@ -100,7 +102,7 @@ pub enum LayoutError {
         end: u64,
     },
     /// A shard names a file that is not in the list, or sizes overflow 64 bits.
-    #[error("layer {layer}, part {part}: bad geometry ({what})")]
+    #[error("layer {layer}, part {part}: bad geometry ({what}); correct the manifest or the flags")]
     Geometry {
         /// The table's layer.
         layer: u16,

@@ -86,6 +86,32 @@ fn tables_follow_the_order_of_the_configuration() {
 }
 
 #[test]
+fn a_second_ple_layer_is_a_second_table() {
+    let (mut files, mut config) = qwen();
+    config["text_config"]["ple_layer_ids"] = json!([5, 2]);
+    let second: Vec<T> =
+        files.values().flatten().map(|t| T { name: t.name.replace("layers.1.", "layers.4."), ..t.clone() }).collect();
+    files.insert("d.safetensors".into(), second);
+    let (_dir, opened) = with_dir(&files, Some(&config));
+    let opened = opened.unwrap();
+    assert_eq!(opened.tables.iter().map(|t| t.layer()).collect::<Vec<_>>(), [4, 1]);
+    assert_eq!(opened.constants.iter().map(|c| c.layer).collect::<Vec<_>>(), [4, 1]);
+    check_rows(&opened, &[0, 0]);
+    // Both must store their rows alike.
+    let scale = format!("{PLE}ngram_embedding.weight_scale");
+    tensor(&mut files, &scale).data = 0x3F80u16.to_le_bytes().into();
+    let (_dir, opened) = with_dir(&files, Some(&config));
+    let error = opened.unwrap_err();
+    assert!(matches!(error, StoreError::Differ { .. }), "{error}");
+    // One layer, two tables.
+    for tensor in files.get_mut("d.safetensors").unwrap() {
+        tensor.name = tensor.name.replace("model.language_model.layers.4.", "other.layers.1.");
+    }
+    let (_dir, opened) = with_dir(&files, Some(&config));
+    says(&opened.unwrap_err(), &["layer 1 has two tables", "other.layers.1."]);
+}
+
+#[test]
 fn without_configuration_the_tensors_tell() {
     for (files, tags) in [(qwen().0, vec![0]), (v41().0, vec![1, 14])] {
         let (_dir, opened) = with_dir(&files, None);

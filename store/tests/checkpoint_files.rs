@@ -246,6 +246,21 @@ fn two_links_to_one_file_are_one_file() {
     check_rows(&opened, &[1, 14]);
 }
 
+#[test]
+fn holes_are_noted() {
+    let (mut files, config) = qwen();
+    let big = t("zzz.other", "U8", &[1 << 20], vec![1; 1 << 20]);
+    files.get_mut("c.safetensors").unwrap().push(big);
+    let (dir, opened) = with_dir(&files, Some(&config));
+    assert!(opened.unwrap().notes.is_empty());
+    let file = OpenOptions::new().write(true).open(dir.path().join("c.safetensors")).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len - (1 << 20)).unwrap();
+    file.set_len(len).unwrap();
+    let opened = open(dir.path(), None).unwrap();
+    assert!(opened.notes.iter().any(|n| n.contains("c.safetensors") && n.contains("holes")), "{:?}", opened.notes);
+}
+
 // The plain reader.
 
 #[test]

@@ -258,7 +258,7 @@ fn a_disk_that_fills_up_leaves_nothing() {
     let mount = |args: &[&str]| Command::new(args[0]).args(&args[1..]).arg(dir.path()).status();
     let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs"]);
     if !mounted.is_ok_and(|s| s.success()) {
-        eprintln!("skipped: mounting a small tmpfs needs root");
+        println!("SKIP: a_disk_that_fills_up_leaves_nothing: root, to mount a small tmpfs");
         return;
     }
     let mut plan = plan(Model::QwenFp8, SynthLayout::Packed, &dir.path().join("t"));
@@ -310,6 +310,21 @@ fn impossible_plans_are_refused_with_a_reason() {
     says(Packed, V41, &|p| *p = sparse(p.clone(), vec![vec![]]), "1 lists of sample rows for 2");
     says(Packed, V41, &|p| *p = sparse(p.clone(), vec![vec![30], vec![]]), "sample row 30 of layer 1");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn odd_widths_and_rows_across_every_border() {
+    for width in [1, 157, 160, 257, 4097] {
+        for layout in [SynthLayout::Packed, SynthLayout::Shards] {
+            let dir = tempfile::tempdir().unwrap();
+            let out = dir.path().join("t");
+            let mut plan = plan(Model::QwenFp8, layout, &out);
+            (plan.row_format, plan.config) = (RowFormat::qwen_fp8(width, common::SCALE_BITS), None);
+            plan.tables[0] = SynthTable { layer: 1, rows: 1009, padded_rows: 1013, tag: 0 };
+            make(&plan).unwrap();
+            assert_eq!(verify(&open(&out, None).unwrap()), (1013, 0), "width {width} {layout:?}");
+        }
+    }
 }
 
 #[test]

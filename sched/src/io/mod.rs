@@ -79,7 +79,7 @@ pub struct Completion {
     pub result: Result<u32, i32>,
 }
 
-/// How long [`Backend::reap`] may wait.
+/// How long [`Backend::reap`] may wait. A wake is consumed by the wait that it ends: look for work after every `reap`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
     /// Not at all.

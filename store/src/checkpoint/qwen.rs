@@ -120,7 +120,7 @@ fn in_order(
         })?;
         if let Some((_, other, _)) = tables.iter().find(|(l, ..)| *l == layer) {
             let (first, second, path) = (format!("{other}*"), format!("{prefix}*"), checkpoint.place().into());
-            return Err(StoreError::ShardTwice { path, number: layer.into(), first, second });
+            return Err(StoreError::TableTwice { path, layer, first, second });
         }
         tables.push((layer, prefix, names));
     }
@@ -198,11 +198,11 @@ fn open_table(
     let path = shards[0].2.clone();
     if let Some(expected) = padded_rows(&constants, config) {
         if rows != expected {
-            let by = "ngram_heads_vocab_sizes and the padding of the configuration";
+            let by = "the sum of ngram_heads_vocab_sizes, padded as the configuration says";
             return Err(StoreError::RowsWrong { path, layer, got: rows, expected, by });
         }
     } else if let Some(least) = constants.rows_addressed().filter(|&least| rows < least) {
-        let by = "at least, ngram_heads_vocab_sizes";
+        let by = "the sum of ngram_heads_vocab_sizes, at least";
         return Err(StoreError::RowsWrong { path, layer, got: rows, expected: least, by });
     }
     let scale = read_scale(checkpoint, prefix, value, &names.scales, notes)?;

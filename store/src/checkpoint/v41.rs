@@ -34,12 +34,8 @@ pub(super) fn open(
     found.sort();
     for pair in found.windows(2) {
         if pair[0].0 == pair[1].0 {
-            return Err(StoreError::ShardTwice {
-                path: checkpoint.place().into(),
-                number: pair[0].0.into(),
-                first: pair[0].1.clone(),
-                second: pair[1].1.clone(),
-            });
+            let (first, second) = (pair[0].1.clone(), pair[1].1.clone());
+            return Err(StoreError::TableTwice { path: checkpoint.place().into(), layer: pair[0].0, first, second });
         }
     }
     if let Some(config) = config {

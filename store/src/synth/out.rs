@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
 
+/// Names that are tried for the partial folder.
+const NAMES_MAX: u32 = 100;
+
 pub(super) struct Partial {
     path: PathBuf,
     out: PathBuf,
@@ -28,11 +31,21 @@ impl Partial {
             fs::create_dir(&parent).map_err(|e| StoreError::io(&parent, "create", e))?;
             partial.parents.push(parent);
         }
-        // Left behind by a killed process that had our number: nobody else can be writing there.
-        if partial.path.exists() {
-            fs::remove_dir_all(&partial.path).map_err(|e| StoreError::io(&partial.path, "remove", e))?;
+        // A folder of this name is another call's, or was left behind by a killed process; which of them cannot be known.
+        for again in 1.. {
+            match fs::create_dir(&partial.path) {
+                Ok(()) => break,
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && again < NAMES_MAX => {
+                    let name = format!(".{name}.partial-{}-{again}", std::process::id());
+                    partial.path = out.with_file_name(name);
+                }
+                Err(e) => {
+                    // Not ours to remove.
+                    let path = std::mem::take(&mut partial.path);
+                    return Err(StoreError::io(&path, "create", e));
+                }
+            }
         }
-        fs::create_dir(&partial.path).map_err(|e| StoreError::io(&partial.path, "create", e))?;
         Ok(partial)
     }
 
@@ -42,7 +55,7 @@ impl Partial {
 
     /// Renames the folder to its target and makes the rename durable.
     pub(super) fn publish(mut self) -> Result<(), StoreError> {
-        sync_dir(&self.path)?;
+        sync_tree(&self.path)?;
         match fs::rename(&self.path, &self.out) {
             Ok(()) => self.published = true,
             Err(e) if matches!(e.kind(), std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists) => {
@@ -63,11 +76,24 @@ impl Drop for Partial {
             return;
         }
         // Nothing can be done about a failure here; the name tells what the rest is.
-        let _ = fs::remove_dir_all(&self.path);
+        if !self.path.as_os_str().is_empty() {
+            let _ = fs::remove_dir_all(&self.path);
+        }
         for parent in self.parents.iter().rev() {
             let _ = fs::remove_dir(parent);
         }
     }
+}
+
+/// Makes the names in a folder and in the folders below it durable.
+fn sync_tree(path: &Path) -> Result<(), StoreError> {
+    for entry in fs::read_dir(path).map_err(|e| StoreError::io(path, "list", e))? {
+        let entry = entry.map_err(|e| StoreError::io(path, "list", e))?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            sync_tree(&entry.path())?;
+        }
+    }
+    sync_dir(path)
 }
 
 fn sync_dir(path: &Path) -> Result<(), StoreError> {
@@ -97,6 +123,17 @@ mod tests {
         partial.publish().unwrap();
         assert_eq!(fs::read(out.join("x")).unwrap(), b"1");
         assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_folder_of_another_call_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("table");
+        let first = Partial::create(&out).unwrap();
+        fs::write(first.path().join("x"), b"1").unwrap();
+        drop(Partial::create(&out).unwrap());
+        first.publish().unwrap();
+        assert_eq!(fs::read(out.join("x")).unwrap(), b"1");
     }
 
     #[test]
