@@ -148,5 +148,5 @@ fn one_model_serves_several_schedulers_and_clones_are_handles() {
         assert_eq!((rows.layer().0, rows.shape()), (layer, [3, 24, 264]));
     }
     assert!(second.on_token(second.begin(Default::default()).unwrap(), 129_280).is_err());
-    assert_eq!(format!("{first:?}").contains("deepseek"), true);
+    assert!(format!("{first:?}").contains("deepseek"));
 }
