@@ -283,7 +283,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Time of each arm, all rounds together.
-    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "7s", value_parser = parse_time)]
     pub(crate) duration: Duration,
     /// Rounds: each runs every arm once, in turn forwards and backwards.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
