@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Parser, Subcommand, ValueEnum};
+use engram_sched::{BackendChoice, DirectMode};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -192,6 +193,27 @@ pub(crate) enum DirectArg {
     Require,
     /// Through the page cache.
     Off,
+}
+
+impl From<BackendArg> for BackendChoice {
+    fn from(arg: BackendArg) -> Self {
+        match arg {
+            BackendArg::Auto => Self::Auto,
+            BackendArg::IoUring => Self::IoUring,
+            BackendArg::Pread => Self::Pread,
+            BackendArg::Mmap => Self::Mmap,
+        }
+    }
+}
+
+impl From<DirectArg> for DirectMode {
+    fn from(arg: DirectArg) -> Self {
+        match arg {
+            DirectArg::Auto => Self::Auto,
+            DirectArg::Require => Self::Require,
+            DirectArg::Off => Self::Off,
+        }
+    }
 }
 
 /// When the emulated engine hands tokens over.

@@ -3,14 +3,13 @@
 //! Three witnesses: the scheduler's I/O path (rows in bulk, and rows that tokens ask for), the plain reader, and, for synthetic tables,
 //! the rows themselves.
 
-use crate::args::{BackendArg, DirectArg, VerifyArgs};
+use crate::args::VerifyArgs;
 use crate::failure::Failure;
 use crate::output::{Output, grouped};
 use crate::tokens::{self, Random};
 use crate::{interrupt, selection};
 use engram_sched::{
-    BackendChoice, Begin, DirectMode, History, Layer, Limits, Model, PlainReader, RequestClass, RowId, Scheduler,
-    StartOptions, Token, TokenError,
+    Begin, History, Layer, Limits, Model, PlainReader, RequestClass, RowId, Scheduler, StartOptions, Token, TokenError,
 };
 use serde_json::json;
 use std::collections::HashSet;
@@ -146,17 +145,8 @@ pub(crate) fn run(args: &VerifyArgs, out: &Output) -> Result<(), Failure> {
 fn options(args: &VerifyArgs) -> StartOptions {
     StartOptions {
         io_actors: None,
-        backend: match args.backend {
-            BackendArg::Auto => BackendChoice::Auto,
-            BackendArg::IoUring => BackendChoice::IoUring,
-            BackendArg::Pread => BackendChoice::Pread,
-            BackendArg::Mmap => BackendChoice::Mmap,
-        },
-        direct: match args.direct {
-            DirectArg::Auto => DirectMode::Auto,
-            DirectArg::Require => DirectMode::Require,
-            DirectArg::Off => DirectMode::Off,
-        },
+        backend: args.backend.into(),
+        direct: args.direct.into(),
         limits: Limits { requests_max: 16, await_tokens_max: CHUNK_TOKENS as u32, ..Limits::default() },
     }
 }
