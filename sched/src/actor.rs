@@ -7,6 +7,7 @@
 //! - A buffer slot has one read; it is free, or with the backend, or being deposited from. Tags carry the slot's generation, so a
 //!   completion is never taken for another read's.
 //! - Every want is deposited exactly once, with its bytes or as a failure; only a close drops wants, as nobody waits for them then.
+//! - A want fails only by a read of its own pages: wants of a larger read that failed are read once more, each alone.
 //! - The actor announces sleep only with nothing in flight and nothing wanted.
 //! - After the constructor nothing here allocates: the slab of wants bounds what is taken in, plans wait in their queue.
 
@@ -33,8 +34,11 @@ struct Want {
     /// Bytes of the row before this extent.
     row_offset: u32,
     row: u64,
+    rank: Rank,
     offset: u64,
     len: u32,
+    /// It was part of a larger read that failed.
+    alone: bool,
     /// Next want of the same read, or next free want.
     next: u32,
 }
@@ -44,8 +48,11 @@ struct Want {
 struct Read {
     generation: u32,
     pages: Pages,
-    /// Bytes in place, from the start of the pages.
+    /// Bytes in place, from the start of the pages. What is asked for again is not in place until it comes again.
     done: u32,
+    /// The most that ever was in place; a completion that does not go beyond is no progress.
+    reached: u32,
+    /// Completions without progress.
     attempts: u32,
     wants: u32,
     live: bool,
@@ -84,12 +91,14 @@ impl IoActor {
         let parts = core.tables.iter().map(|t| t.parts().len()).max().unwrap_or(1);
         let plan_wants_max = PLAN_GROUPS_MAX * core.geometry.heads * parts;
         let wants_max = WANTS_MAX.max(4 * plan_wants_max);
-        let want = Want { group: 0, table: 0, head: 0, row_offset: 0, row: 0, offset: 0, len: 0, next: NIL };
+        let rank = Rank::new(0, 0, 0);
+        let (group, table, head, row_offset, row, offset, len, alone) = (0, 0, 0, 0, 0, 0, 0, false);
+        let want = Want { group, table, head, row_offset, row, rank, offset, len, alone, next: NIL };
         let wants = (0..wants_max as u32).map(|i| Want { next: i + 1, ..want }).collect::<Vec<_>>();
         let slots = backend.slots().min(core.limits.slots());
         let slot_bytes = backend.slot_bytes();
         let pages = Pages { file: FileId(0), offset: 0, len: 0 };
-        let read = Read { generation: 0, pages, done: 0, attempts: 0, wants: NIL, live: false };
+        let read = Read { generation: 0, pages, done: 0, reached: 0, attempts: 0, wants: NIL, live: false };
         let pages_max = slots as usize * (slot_bytes as usize / PAGE_BYTES as usize);
         Self {
             index,
@@ -193,7 +202,7 @@ impl IoActor {
     fn take_in(&mut self, plan: u32, class: PlanClass) {
         let core = Arc::clone(&self.core);
         let stamp_ns = core.plans.stamp_ns(plan);
-        for group in core.plans.groups(plan) {
+        for group in core.plans.groups(plan, self.index) {
             let (table, _, rows) = core.group_rows(group);
             let rank = Rank::new(class as u8, stamp_ns, table as u16);
             for (head, row) in rows.enumerate() {
@@ -211,12 +220,14 @@ impl IoActor {
                             head: head as u16,
                             row_offset,
                             row,
+                            rank,
                             offset: extent.offset,
                             len: extent.len,
+                            alone: false,
                             next: NIL,
                         };
                         let (file, offset, len) = (extent.file, extent.offset, extent.len);
-                        self.backlog.push(Wanted { rank, file, offset, len, want });
+                        self.backlog.push(Wanted { rank, file, offset, len, want, alone: false });
                     }
                     row_offset += extent.len;
                 }
@@ -244,14 +255,14 @@ impl IoActor {
             let pages = self.backlog.extend(&first, align, |wanted| {
                 slab[wanted.want as usize].next = wants;
                 wants = wanted.want;
-                count += 1;
+                count += u64::from(!wanted.alone); // counted before, those
             });
             self.core.counters.extents.add(count);
             for page in pages.pages() {
                 self.pages.insert((pages.file, page), slot);
             }
             let read = &mut self.reads[slot as usize];
-            *read = Read { generation: read.generation, pages, done: 0, attempts: 0, wants, live: true };
+            *read = Read { generation: read.generation, pages, done: 0, reached: 0, attempts: 0, wants, live: true };
             self.queue_rest(slot);
             queued = true;
         }
@@ -263,8 +274,9 @@ impl IoActor {
     /// Joins a want to a read in flight that covers it.
     fn join_read(&mut self, wanted: &Wanted) -> bool {
         let Some(&slot) = self.pages.get(&(wanted.file, wanted.offset / PAGE_BYTES)) else { return false };
+        let own = self.own_pages(wanted);
         let read = &mut self.reads[slot as usize];
-        if !read.pages.covers(wanted) {
+        if !read.pages.covers(wanted) || (wanted.alone && read.pages != own) {
             return false;
         }
         self.wants[wanted.want as usize].next = read.wants;
@@ -273,12 +285,18 @@ impl IoActor {
         true
     }
 
-    /// Queues what a slot's read still lacks.
+    /// What is read for a want if nothing is merged with it.
+    fn own_pages(&self, wanted: &Wanted) -> Pages {
+        Pages::around(wanted, u64::from(self.backend.alignment(wanted.file)).max(PAGE_BYTES))
+    }
+
+    /// Queues what a slot's read still lacks, from the last place where a read may begin: the bytes behind it are the backend's again.
     fn queue_rest(&mut self, slot: u32) {
         let read = &mut self.reads[slot as usize];
         read.generation = read.generation.wrapping_add(1);
         let align = (self.backend.alignment(read.pages.file)).max(1);
-        let slot_offset = read.done & !(align - 1);
+        read.done &= !(align - 1);
+        let slot_offset = read.done;
         let op = ReadOp {
             tag: u64::from(read.generation) << 32 | u64::from(slot),
             file: read.pages.file,
@@ -298,43 +316,36 @@ impl IoActor {
     /// The end of a read of the device: deposits, resumes, repeats or fails.
     fn complete(&mut self, completion: Completion) {
         let (slot, generation) = (completion.tag as u32, (completion.tag >> 32) as u32);
-        let align = |actor: &Self, file| actor.backend.alignment(file).max(1);
         let Some(read) = self.reads.get(slot as usize).copied().filter(|r| r.live && r.generation == generation) else {
             self.core.counters.completions_unknown.add(1);
             return;
         };
         let needed = self.wants_of(read.wants).map(|w| w.offset + u64::from(w.len)).max().unwrap_or(0);
         let needed = (needed - read.pages.offset) as u32;
-        match completion.result {
+        let retries = self.core.limits.retries;
+        let read = &mut self.reads[slot as usize];
+        let (errno, progress) = match completion.result {
             Ok(bytes) => {
-                let began = read.done & !(align(self, read.pages.file) - 1);
-                let done = read.done.max(began + bytes);
-                let progress = done > read.done;
-                let read = &mut self.reads[slot as usize];
-                read.done = done;
-                if done >= needed {
-                    self.finish(slot, 0);
-                } else if progress && read.attempts < self.core.limits.retries {
-                    read.attempts += 1;
-                    self.core.counters.retries.add(1);
-                    self.resume(slot);
-                } else {
-                    // No progress: the file ends here. Progress without end: the path is broken.
-                    self.finish(slot, if progress { libc::EIO } else { 0 });
+                read.done += bytes;
+                let progress = read.done > read.reached;
+                read.reached = read.reached.max(read.done);
+                if read.done >= needed || bytes == 0 {
+                    return self.finish(slot, 0); // all there, or the file ends here
                 }
+                (0, progress)
             }
-            Err(errno) => {
-                let again = errno == libc::EINTR || errno == libc::EAGAIN;
-                let read = &mut self.reads[slot as usize];
-                if again && read.attempts < self.core.limits.retries {
-                    read.attempts += 1;
-                    self.core.counters.retries.add(1);
-                    self.resume(slot);
-                } else {
-                    self.finish(slot, errno);
-                }
+            Err(errno) if errno != libc::EINTR && errno != libc::EAGAIN => return self.finish(slot, errno),
+            Err(errno) => (errno, false),
+        };
+        // Progress ends by itself. Without it: also at the end of a file, where a read begins again before the bytes that it has.
+        if !progress {
+            if read.attempts == retries {
+                return self.finish(slot, errno);
             }
+            read.attempts += 1;
         }
+        self.core.counters.retries.add(1);
+        self.resume(slot);
     }
 
     fn resume(&mut self, slot: u32) {
@@ -351,7 +362,8 @@ impl IoActor {
         })
     }
 
-    /// Deposits the wants of a slot's read and frees the slot. Wants beyond the bytes in place fail with `errno` (0: end of file).
+    /// Deposits the wants of a slot's read and frees the slot. Wants beyond the bytes in place fail with `errno` (0: end of file), if
+    /// the read was theirs alone; else it may have failed by pages that they do not need, and they are read again by themselves.
     fn finish(&mut self, slot: u32, errno: i32) {
         let read = self.reads[slot as usize];
         let core = Arc::clone(&self.core);
@@ -360,6 +372,15 @@ impl IoActor {
             let want = self.wants[at as usize];
             let begin = (want.offset - read.pages.offset) as usize;
             let end = begin + want.len as usize;
+            let Want { rank, offset, len, .. } = want;
+            let wanted = Wanted { rank, file: read.pages.file, offset, len, want: at, alone: true };
+            if end > read.done as usize && self.own_pages(&wanted) != read.pages {
+                self.wants[at as usize].alone = true;
+                core.counters.retries.add(1);
+                self.backlog.push(wanted);
+                at = want.next;
+                continue;
+            }
             if end <= read.done as usize {
                 let bytes = &self.backend.slot(slot)[begin..end];
                 core.fill_group(want.group, want.table.into(), want.head.into(), want.row_offset as usize, bytes);

@@ -94,8 +94,12 @@ impl<'s> AwaitLayer<'s> {
         self.core.counters.deadlines_missed.add(1);
         let Stage::Claimed { table, .. } = self.stage else { return AwaitError::DeadlineMissed { ready: 0, total: 0 } };
         let slot = self.slot();
+        // First the gate, then the range: an unbound gate (another thread is about to bind it) goes with the range before.
+        let Some(remaining) = slot.layers[table as usize].gate.remaining() else {
+            return AwaitError::DeadlineMissed { ready: 0, total: 0 };
+        };
         let total = slot.range().1;
-        let remaining = slot.layers[table as usize].gate.remaining().unwrap_or(total).min(total);
+        let remaining = remaining.min(total);
         AwaitError::DeadlineMissed { ready: total - remaining, total }
     }
 

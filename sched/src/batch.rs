@@ -38,6 +38,8 @@ pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) len: u32,
     pub(crate) want: u32,
+    /// To be read with no other pages than its own.
+    pub(crate) alone: bool,
 }
 
 /// Pages of a file, as an aligned byte range.
@@ -117,7 +119,11 @@ impl Backlog {
         let mut pages = Pages::around(first, align(first.file));
         take(*first);
         while let Some(Reverse(next)) = self.heap.peek() {
-            let Some(merged) = pages.merged(&Pages::around(next, align(next.file)), self.read_bytes_max) else { break };
+            let own = Pages::around(next, align(next.file));
+            let Some(merged) = pages.merged(&own, self.read_bytes_max) else { break };
+            if (first.alone || next.alone) && !(pages == own && merged == own) {
+                break;
+            }
             pages = merged;
             take(*next);
             self.heap.pop();
@@ -132,7 +138,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn wanted(want: u32, offset: u64, len: u32) -> Wanted {
-        Wanted { rank: Rank::new(0, 0, 0), file: FileId(0), offset, len, want }
+        Wanted { rank: Rank::new(0, 0, 0), file: FileId(0), offset, len, want, alone: false }
     }
 
     fn reads(backlog: &mut Backlog) -> Vec<(Pages, Vec<Wanted>)> {
@@ -154,6 +160,19 @@ mod tests {
         let got: Vec<_> = reads(&mut b).into_iter().map(|(p, w)| (p.offset, p.len, w.len())).collect();
         // Pages 0 and 1 (a straddling row), then page 3 across a gap of one; page 9 alone.
         assert_eq!(got, [(0, 16_384, 4), (4096 * 9, 4096, 1)]);
+    }
+
+    #[test]
+    fn alone_means_no_other_pages() {
+        let mut b = Backlog::new(8, 16_384);
+        let alone = |want, offset| Wanted { alone: true, ..wanted(want, offset, 160) };
+        for w in [wanted(0, 0, 160), alone(1, 4096), alone(2, 4600), wanted(3, 5000, 160), wanted(4, 8192, 160)] {
+            b.push(w);
+        }
+        b.push(alone(5, 12_200)); // pages 2 and 3
+        b.push(alone(6, 12_300));
+        let got: Vec<_> = reads(&mut b).into_iter().map(|(p, w)| (p.offset, p.len, w.len())).collect();
+        assert_eq!(got, [(0, 4096, 1), (4096, 4096, 3), (8192, 4096, 1), (8192, 8192, 1), (12_288, 4096, 1)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::delivery::Destination;
 use crate::io::WakeBackend;
 use crate::limits::Resolved;
 use crate::memory::RowMemory;
-use crate::placement::Placement;
+use crate::placement::{ACTORS_MAX, Placement};
 use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab};
 use crate::protocol::cell::{Bound, Cell, Deposited, Orphaned};
 use crate::protocol::closing::Closing;
@@ -220,7 +220,7 @@ impl Core {
             group_rows: (0..groups as usize * geometry.heads).map(|_| AtomicU64::new(0)).collect(),
             group_memory: reserve(u64::from(groups) * geometry.group_bytes as u64)?,
             destination_memory: reserve(destination * u64::from(limits.requests))?,
-            plans: PlanSlab::new(plans),
+            plans: PlanSlab::new(plans, placement.actors()),
             doors: (0..placement.actors())
                 .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
                 .collect(),
@@ -485,9 +485,10 @@ impl Core {
             return;
         }
         self.counters.plans.add(1);
-        let owners = self.plan_owners(plan);
-        let index = self.plans.store(plan, owners.count_ones(), self.now_ns());
-        for actor in (0..self.doors.len()).filter(|a| owners >> a & 1 == 1) {
+        let shares = &mut [0; ACTORS_MAX][..self.doors.len()];
+        self.share_out(plan, shares);
+        let index = self.plans.store(plan, shares, self.now_ns());
+        for actor in (0..self.doors.len()).filter(|&a| shares[a] != 0) {
             let door = &self.doors[actor];
             match door.queue.push(plan.class as usize, index) {
                 Ok(true) => {
@@ -502,20 +503,19 @@ impl Core {
         plan.groups.clear();
     }
 
-    /// Bit `a` is set if I/O actor `a` owns an extent of the plan.
-    fn plan_owners(&self, plan: &PlanDraft) -> u64 {
-        if self.doors.len() == 1 {
-            return 1;
+    /// Sets bit `i` of an I/O actor's share if it owns an extent of the plan's group `i`.
+    fn share_out(&self, plan: &PlanDraft, shares: &mut [u64]) {
+        if let [all] = shares {
+            *all = !0;
+            return;
         }
-        let mut owners = 0;
-        for &group in &plan.groups {
+        for (i, &group) in plan.groups.iter().enumerate() {
             let (table, _, rows) = self.group_rows(group);
             for row in rows {
                 for part in 0..self.tables[table].parts().len() {
-                    owners |= 1 << self.placement.actor_of(self.tables[table].extent(part, row).file);
+                    shares[self.placement.actor_of(self.tables[table].extent(part, row).file)] |= 1 << i;
                 }
             }
         }
-        owners
     }
 }

@@ -112,7 +112,7 @@ mod resolve {
                 ));
             }
             let ahead = in_range("ahead_tokens_max", or(limits.ahead_tokens_max, 64), 1 << 12)?;
-            let ahead_tokens = ahead.min(affordable as u32);
+            let ahead_tokens = ahead.min(u32::try_from(affordable).unwrap_or(u32::MAX));
             // Nodes of cells and orders are numbered by 32 bits, with room to spare.
             let nodes = u64::from(requests) * u64::from(ahead_tokens) * (tables.len() * geometry.orders) as u64;
             if nodes > 1 << 30 {
@@ -163,9 +163,11 @@ mod resolve {
             self.requests * self.request_cells() * geometry.orders as u32 + ROW_CELLS + GROUPS_SLACK
         }
 
-        /// Each plan holds a group of a cell that exists, and each token at most begins one.
+        /// Each plan that some actor has still to take holds an unfinished group of a cell that exists, and a cell's groups are opened in
+        /// one plan. Not a plan per token of the window: a layer that stalls keeps one cell of each token, while the cells of the
+        /// other layers come back and serve further tokens.
         pub(crate) fn plans(&self) -> u32 {
-            self.requests * self.ahead_tokens + ROW_CELLS + GROUPS_SLACK
+            self.requests * self.request_cells() + ROW_CELLS + GROUPS_SLACK
         }
 
         pub(crate) fn slot_destination_bytes(&self, geometry: &Geometry) -> u64 {
@@ -177,7 +179,7 @@ mod resolve {
             let requests = u64::from(self.requests);
             let per_cell = size_of::<crate::protocol::cell::Cell<crate::core::CellBody>>() + 4 * geometry.orders;
             let per_group = size_of::<crate::protocol::group::Group<crate::core::GroupKey>>() + 8 * geometry.heads + 32;
-            let per_plan = PlanSlab::BODY_BYTES + 3 * 16 * actors;
+            let per_plan = PlanSlab::BODY_BYTES + (8 + 3 * 16) * actors;
             MemoryBounds {
                 destination_bytes: requests * self.slot_destination_bytes(geometry),
                 group_bytes: groups * geometry.group_bytes as u64,

@@ -213,6 +213,9 @@ impl Core {
         if let Some(pos) = feed.pos.filter(|&pos| pos != end) {
             return Err(TokenError::Gap { end, pos });
         }
+        let Some(new_end) = end.checked_add(feed.toks.len() as u64) else {
+            return Err(TokenError::LimitReached("position"));
+        };
         let is_live = |i: usize| feed.live.is_none_or(|live| live[i]);
         for (i, &tok) in feed.toks.iter().enumerate().filter(|&(i, _)| is_live(i)) {
             if self.keygen.check(tok).is_err() {
@@ -223,11 +226,10 @@ impl Core {
         if !slot.mailbox.push(entries) {
             return Err(TokenError::LimitReached("request_tokens_max"));
         }
-        let end = end + feed.toks.len() as u64;
         if feed.prefill {
-            slot.prefill_end.store(end, Ordering::Relaxed); // ordered by the run gate
+            slot.prefill_end.store(new_end, Ordering::Relaxed); // ordered by the run gate
         }
-        slot.end.store(end, Ordering::Relaxed);
+        slot.end.store(new_end, Ordering::Relaxed);
         self.counters.tokens.add(feed.toks.len() as u64);
         Ok(())
     }

@@ -180,8 +180,11 @@ impl Threads {
         let counted = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
                 let why = format!("thread {thread} panicked: {}", panic_message(&*panic));
+                board.update(|b| {
+                    b.reports[0].notes.push(why.clone());
+                    b.refused = Some(StartError::Backend { backend: "chosen", why });
+                });
                 core.close(Closed::Fatal);
-                board.update(|b| b.refused = Some(StartError::Backend { backend: "chosen", why }));
             }
             board.update(|b| b.running -= 1);
         };
@@ -218,10 +221,10 @@ impl Threads {
     /// Closes the core and waits, at most `timeout`, for its threads.
     pub(crate) fn shutdown(&self, core: &Core, timeout: Duration) -> Result<(), ShutdownError> {
         core.close(Closed::Shutdown);
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout); // none: for ever
         let mut state = lock(&self.board.state);
         while state.running > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(ShutdownError::Busy { threads: state.running, reads: state.abandoned });
             }
@@ -257,7 +260,7 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
     };
     let first = report(&mut actor);
     board.update(|b| {
-        b.reports[index] = first;
+        b.reports[index] = first.clone();
         b.ready += 1;
     });
     let ended = catch_unwind(AssertUnwindSafe(|| actor.run()));
@@ -266,7 +269,8 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
         Ok(Err(errno)) => Some(std::io::Error::from_raw_os_error(errno).to_string()),
         Err(panic) => Some(format!("it panicked: {}", panic_message(&*panic))),
     };
-    let mut last = report(&mut actor);
+    // A backend that has failed may fail at this, too; the cause is told all the same.
+    let mut last = catch_unwind(AssertUnwindSafe(|| report(&mut actor))).unwrap_or(first);
     let failed = cause.is_some();
     if let Some(cause) = cause {
         last.notes
@@ -276,8 +280,9 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
     if failed {
         core.close(Closed::Fatal);
     }
-    let left = actor.backend().drain(DRAIN_MAX) as u64;
-    board.update(|b| b.abandoned += left);
+    let drained = catch_unwind(AssertUnwindSafe(|| actor.backend().drain(DRAIN_MAX)));
+    let left = drained.unwrap_or_else(|_| actor.in_flight());
+    board.update(|b| b.abandoned += left as u64);
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -402,8 +402,11 @@ impl Backend for SimulatedBackend {
     fn submit(&mut self) {
         let handle = self.disk.clone();
         let mut disk = handle.lock();
-        for op in self.queued.drain(..) {
+        // One by one: if starting a read panics, it and those behind it have not been started, and `drain` gives them up.
+        self.queued.reverse();
+        while let Some(&op) = self.queued.last() {
             let (fate, stalled_at) = disk.start(self.index, &op);
+            self.queued.pop();
             let latency_us = disk.latency_us.clone();
             let due_us = disk.now_us + disk.random.within(&latency_us);
             self.order += 1;

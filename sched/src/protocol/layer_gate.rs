@@ -74,7 +74,7 @@ impl LayerGate {
 
     /// Copies still to come of a bound layer; `None` while unbound.
     pub fn remaining(&self) -> Option<u32> {
-        let n = self.remaining.load(Ordering::Relaxed);
+        let n = self.remaining.load(Ordering::Acquire); // pairs with `arm`, and with L1
         (n != UNBOUND).then_some(n)
     }
 
