@@ -76,7 +76,7 @@ fn golden_rows_of_deepseek() {
     }
     let map = golden("token_map_v41_i32.bin");
     let compared = golden_cases("golden_v41_real.json", "deepseek-v41", Some(&map), "history_raw_oldest_first");
-    assert!(compared > 60, "{compared}");
+    assert!(compared >= 60, "{compared}");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_reader_that_goes_away_is_no_error() {
     use std::process::Stdio;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("many.u32");
-    std::fs::write(&path, vec![1, 0, 0, 0].repeat(20_000)).unwrap();
+    std::fs::write(&path, [1, 0, 0, 0].repeat(20_000)).unwrap();
     let args = ["rows", "--model", "qwen-ple", "--tokens", path.to_str().unwrap()];
     let mut child = cli::command(cache(), &args).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

@@ -146,8 +146,8 @@ fn qwen_rows(multipliers: &[u64], primes: &[u64], eos: u64, past: &[u64]) -> Vec
             _ => {}
         }
     }
-    let two = window[0] * multipliers[0] ^ window[1] * multipliers[1];
-    let three = two ^ window[2] * multipliers[2];
+    let two = (window[0] * multipliers[0]) ^ (window[1] * multipliers[1]);
+    let three = two ^ (window[2] * multipliers[2]);
     let mut offset = 0;
     primes
         .iter()

@@ -6,7 +6,7 @@ use backend_support::{Driver, Random, image, write_files};
 use engram_sched_core::io::{
     Backend, BackendChoice, BackendFactory, BackendOptions, DirectMode, OsThreads, ReadOp, SimulatedDisk, Wait,
 };
-use engram_sched_core::sync::thread;
+use engram_sched_core::sync::{Arc, AtomicBool, Ordering, thread};
 use engram_store::{DataFile, FileId};
 use std::time::{Duration, Instant};
 
@@ -109,15 +109,15 @@ fn a_sleeper_is_woken_from_another_thread(make: Make<'_>) {
     // Whatever wakes are left over are taken first: a backend may end a sleep early, so the last one is what counts.
     for delay_ms in [0, 1, 20, 50] {
         let waker = backend.waker();
-        let rung = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let rung = Arc::new(AtomicBool::new(false));
         let told = rung.clone();
         let ringer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(delay_ms));
-            told.store(true, std::sync::atomic::Ordering::SeqCst);
+            told.store(true, Ordering::SeqCst);
             waker.wake();
         });
         let (start, mut sleeps) = (Instant::now(), 0);
-        while !rung.load(std::sync::atomic::Ordering::SeqCst) {
+        while !rung.load(Ordering::SeqCst) {
             backend.reap(Wait::Wake, &mut out).unwrap();
             sleeps += 1;
             assert!(sleeps < 10, "a sleep without a wake must last");

@@ -1,7 +1,7 @@
 //! Seeded bugs: the twins that the loom models must catch.
 //!
 //! A model that passes proves little unless it is known to fail when the protocol is wrong. Each protocol names its weak spots
-//! with [`Bug`] and asks [`is`] there; under `cfg(loom)` a test plants one bug for the length of a model, in production builds the
+//! with [`Bug`] and asks `is` there; under `cfg(loom)` a test plants one bug for the length of a model, in production builds the
 //! question is a constant `false` and costs nothing.
 
 /// A planted bug. Each breaks one step of one protocol; `loom-tests/` shows that a model notices.

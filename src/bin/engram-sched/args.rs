@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Parser, Subcommand, ValueEnum};
+use engram_sched::{BackendChoice, DirectMode};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -194,6 +195,27 @@ pub(crate) enum DirectArg {
     Off,
 }
 
+impl From<BackendArg> for BackendChoice {
+    fn from(arg: BackendArg) -> Self {
+        match arg {
+            BackendArg::Auto => Self::Auto,
+            BackendArg::IoUring => Self::IoUring,
+            BackendArg::Pread => Self::Pread,
+            BackendArg::Mmap => Self::Mmap,
+        }
+    }
+}
+
+impl From<DirectArg> for DirectMode {
+    fn from(arg: DirectArg) -> Self {
+        match arg {
+            DirectArg::Auto => Self::Auto,
+            DirectArg::Require => Self::Require,
+            DirectArg::Off => Self::Off,
+        }
+    }
+}
+
 /// When the emulated engine hands tokens over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
 pub(crate) enum IssueArg {
@@ -283,7 +305,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Time of each arm, all rounds together.
-    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "7s", value_parser = parse_time)]
     pub(crate) duration: Duration,
     /// Rounds: each runs every arm once, in turn forwards and backwards.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]

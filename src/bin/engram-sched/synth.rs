@@ -24,6 +24,9 @@ pub(crate) fn run(args: &SynthArgs, out: &Output) -> Result<(), Failure> {
         synthetic = synthetic.row_bytes(row_bytes);
     }
     let plan = synthetic.plan(&args.out)?;
+    if args.layout == LayoutArg::Safetensors && plan.config.is_none() {
+        return Err(Failure::usage("no checkpoint of this model is known; use --layout packed or shards"));
+    }
     let summary = write(&plan, out)?;
     let rows: u64 = plan.tables.iter().map(|table| table.padded_rows).sum();
     if out.json {

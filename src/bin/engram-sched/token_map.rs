@@ -2,6 +2,8 @@
 
 use crate::args::TokenMapArgs;
 use crate::failure::Failure;
+#[cfg(feature = "tokenizer")]
+use crate::interrupt;
 use crate::output::Output;
 
 #[cfg(feature = "tokenizer")]
@@ -9,7 +11,9 @@ pub(crate) fn run(args: &TokenMapArgs, out: &Output) -> Result<(), Failure> {
     use engram_store::{ExpectedMap, TokenMap};
     use serde_json::json;
 
+    interrupt::install();
     let map = TokenMap::build(&args.tokenizer)?;
+    interrupt::check()?;
     let expected = ExpectedMap { len: None, compressed_vocab: args.expect_vocab, sha256: args.expect_sha256.clone() };
     map.check(&expected, &args.tokenizer.display().to_string())?;
     map.save(&args.out)?;

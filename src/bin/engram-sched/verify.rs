@@ -3,16 +3,16 @@
 //! Three witnesses: the scheduler's I/O path (rows in bulk, and rows that tokens ask for), the plain reader, and, for synthetic tables,
 //! the rows themselves.
 
-use crate::args::{BackendArg, DirectArg, VerifyArgs};
+use crate::args::VerifyArgs;
 use crate::failure::Failure;
 use crate::output::{Output, grouped};
 use crate::tokens::{self, Random};
 use crate::{interrupt, selection};
 use engram_sched::{
-    BackendChoice, Begin, DirectMode, History, Layer, Limits, Model, PlainReader, RequestClass, RowId, Scheduler,
-    StartOptions, Token, TokenError,
+    Begin, History, Layer, Limits, Model, PlainReader, RequestClass, RowId, Scheduler, StartOptions, Token, TokenError,
 };
 use serde_json::json;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Rows of one bulk read.
@@ -145,17 +145,8 @@ pub(crate) fn run(args: &VerifyArgs, out: &Output) -> Result<(), Failure> {
 fn options(args: &VerifyArgs) -> StartOptions {
     StartOptions {
         io_actors: None,
-        backend: match args.backend {
-            BackendArg::Auto => BackendChoice::Auto,
-            BackendArg::IoUring => BackendChoice::IoUring,
-            BackendArg::Pread => BackendChoice::Pread,
-            BackendArg::Mmap => BackendChoice::Mmap,
-        },
-        direct: match args.direct {
-            DirectArg::Auto => DirectMode::Auto,
-            DirectArg::Require => DirectMode::Require,
-            DirectArg::Off => DirectMode::Off,
-        },
+        backend: args.backend.into(),
+        direct: args.direct.into(),
         limits: Limits { requests_max: 16, await_tokens_max: CHUNK_TOKENS as u32, ..Limits::default() },
     }
 }
@@ -170,12 +161,12 @@ impl Choice {
     fn new(model: &Model, table: usize, args: &VerifyArgs) -> Self {
         let rows = model.tables()[table].rows();
         let mut random = Random::new(args.seed ^ table as u64);
-        let mut spread = |n: u64| (0..n).map(|_| random.below(rows)).chain([0, rows - 1]).collect::<Vec<_>>();
+        let mut spread = |n: u64| distinct(&mut random, n, rows);
         let written = model.self_proof().and_then(|proof| proof.sparse_rows.as_ref()).map(|rows| &rows[table]);
         let mut chosen = match (written, args.sample) {
             (None, None) => return Self::All(rows),
             (None, Some(n)) if n >= rows => return Self::All(rows),
-            (None, Some(n)) => spread(n.saturating_sub(2)),
+            (None, Some(n)) => spread(n),
             // Of a table with holes, every row that was written, and some that were not.
             (Some(written), None) => {
                 let mut chosen = spread(HOLE_ROWS);
@@ -209,6 +200,20 @@ impl Choice {
             Self::Some(rows) => rows[at as usize..end as usize].to_vec(),
         }
     }
+}
+
+/// `n` different rows of `rows`, the first and the last among them (Floyd's algorithm).
+fn distinct(random: &mut Random, n: u64, rows: u64) -> Vec<RowId> {
+    let mut chosen = HashSet::from([0, rows - 1]);
+    let n = n.min(rows).saturating_sub(chosen.len() as u64);
+    let inner = rows.saturating_sub(2);
+    for last in inner - n..inner {
+        let drawn = 1 + random.below(last + 1);
+        if !chosen.insert(drawn) {
+            chosen.insert(1 + last);
+        }
+    }
+    chosen.into_iter().collect()
 }
 
 fn compare_table(
@@ -290,6 +295,22 @@ fn feed(scheduler: &Scheduler, request: engram_sched::RequestId, pos: u64, token
         match scheduler.on_tokens(request, pos, tokens, None) {
             Err(TokenError::Busy) => std::thread::yield_now(),
             other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_have_their_size_and_hold_the_ends() {
+        for (n, rows) in [(1, 1), (2, 2), (2, 100), (50, 100), (99, 100), (100, 100), (500, 100), (1000, 320_001_536)] {
+            let mut chosen = distinct(&mut Random::new(n), n, rows);
+            chosen.sort_unstable();
+            chosen.dedup();
+            assert_eq!(chosen.len() as u64, n.min(rows).max(2.min(rows)), "{n} of {rows}");
+            assert_eq!((chosen[0], *chosen.last().unwrap()), (0, rows - 1));
         }
     }
 }

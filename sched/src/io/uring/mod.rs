@@ -43,7 +43,9 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Entries per enter when nothing is in flight: the device starts on them while the others are being submitted.
+/// Reads per enter. The device starts on them while the next are being submitted; one enter for all that fits moves reads to and
+/// from the device in convoys (measured, depth 32 and 64: 0.85 and 0.90 of the rate of fio, against 0.95 and 0.94 by fours, at the
+/// same CPU a read; by twos or singly is no faster within the noise).
 const SUB_BATCH: usize = 4;
 /// The doorbell's tag; no slot has this number.
 const BELL_TAG: u64 = u64::MAX;
@@ -262,14 +264,18 @@ impl UringBackend {
         made
     }
 
-    /// Makes entries of all that may start, entering when the queue is full.
+    /// Makes entries of all that may start, and enters for each sub-batch but the last, which stays published.
     fn publish_all(&mut self) {
-        while self.publish(usize::MAX) > 0 && !self.waiting.is_empty() && self.held.ring.submission().is_full() {
+        while self.publish(SUB_BATCH) > 0 && !self.waiting.is_empty() && self.has_room() {
             self.enter(0, 0);
-            if self.state != State::Whole || !self.published.is_empty() {
-                return;
+            if !self.published.is_empty() {
+                return; // Refused; the next enter tries again.
             }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        (self.in_kernel as usize + self.published.len()) < self.in_flight_max as usize
     }
 
     /// Makes an entry of the doorbell's read, unless it is out already.
@@ -506,18 +512,9 @@ impl Backend for UringBackend {
         if self.state != State::Whole {
             return; // `reap` replaces the ring or fails the reads.
         }
-        if self.in_kernel == 0 {
-            while self.publish(SUB_BATCH) > 0 {
-                self.enter(0, 0);
-                if self.state != State::Whole || !self.published.is_empty() {
-                    return;
-                }
-            }
-        } else {
-            self.publish_all();
-            if !self.published.is_empty() {
-                self.enter(0, 0);
-            }
+        self.publish_all();
+        if !self.published.is_empty() {
+            self.enter(0, 0);
         }
     }
 
@@ -529,12 +526,7 @@ impl Backend for UringBackend {
         if matches!(self.state, State::Broken(_)) && self.in_kernel == 0 {
             return self.hand_out(out);
         }
-        if self.state == State::Whole {
-            if self.in_kernel == 0 && self.waiting.len() > SUB_BATCH {
-                self.submit();
-            }
-            self.publish_all();
-        }
+        self.publish_all();
         self.collect();
         let something = !self.ready.is_empty() || self.woken;
         let min_complete = match wait {

@@ -159,9 +159,10 @@ impl Reads {
         self.depth_sum as f64 / self.issued.max(1) as f64
     }
 
-    /// Reads per call into the kernel.
-    pub(crate) fn per_enter(&self) -> f64 {
-        self.entered_reads as f64 / self.enters.max(1) as f64
+    /// Reads per call into the kernel; `None` where reads are no calls.
+    pub(crate) fn per_enter(&self) -> Option<f64> {
+        let calls = self.enters > 0 && !self.backends.contains("mmap");
+        calls.then(|| self.entered_reads as f64 / self.enters as f64)
     }
 }
 

@@ -319,3 +319,116 @@ pub(crate) fn bulk(
     }
     Ok(figures)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::sources::{Show, Taken};
+    use engram_sched::{Model, ModelOptions, Spec, Synthetic, synth};
+    use std::ops::ControlFlow;
+
+    /// Remembers what it was told; its layers take `wait`.
+    #[derive(Default)]
+    struct Script {
+        wait: Duration,
+        begun: Vec<usize>,
+        /// Per slot: tokens fed and taken of the request that lives there.
+        fed: Vec<usize>,
+        taken: Vec<usize>,
+        /// Tokens that were fed and not taken, at each layer.
+        ahead: Vec<usize>,
+        /// When tokens were fed, and when the layer was reached.
+        feeds: Vec<Instant>,
+        layers: Vec<Instant>,
+    }
+
+    impl Rows for Script {
+        fn begin(&mut self, slot: usize) -> Result<(), Failure> {
+            self.begun.push(slot);
+            self.fed.resize(8, 0);
+            self.taken.resize(8, 0);
+            (self.fed[slot], self.taken[slot]) = (0, 0);
+            Ok(())
+        }
+
+        fn feed(&mut self, slot: usize, pos: u64, tokens: &[Token]) -> Result<(), Failure> {
+            assert_eq!(self.fed[slot] as u64, pos, "tokens follow each other");
+            self.fed[slot] += tokens.len();
+            self.feeds.push(Instant::now());
+            Ok(())
+        }
+
+        fn take(&mut self, _: usize, entries: &[Entry], _: Instant, _: Show<'_>) -> Result<Taken, Failure> {
+            self.layers.push(Instant::now());
+            for entry in entries {
+                self.taken[entry.slot] += entry.tokens;
+                assert!(entry.tokens > 0 && self.taken[entry.slot] <= self.fed[entry.slot], "taken before it was fed");
+            }
+            let (fed, taken): (usize, usize) = (self.fed.iter().sum(), self.taken.iter().sum());
+            self.ahead.push(fed - taken);
+            thread::sleep(self.wait);
+            Ok(Taken { hidden_tokens: 0, wait: self.wait })
+        }
+
+        fn finish(&mut self, slot: usize) {
+            // Whatever was fed and not computed is forgotten.
+            (self.fed[slot], self.taken[slot]) = (0, 0);
+        }
+    }
+
+    fn shape(step: Duration) -> Shape {
+        Shape {
+            requests: 3,
+            prompt: 5,
+            output: 4,
+            step,
+            host: step / 4,
+            num_layers: 4,
+            layers: vec![1],
+            compute: ComputeArg::Asleep,
+        }
+    }
+
+    fn decode_with(issue: IssueArg, shape: &Shape, script: &mut Script, until: Duration) -> RunFigures {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = Synthetic::new(Spec::qwen_ple(), 1 << 20).plan(dir.path().join("t")).unwrap();
+        synth(&plan, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let model = Model::open(dir.path().join("t"), &ModelOptions::default()).unwrap();
+        let mut checker = Checker::new(&model, 6, false);
+        let stream: Vec<Token> = (0..1000).collect();
+        let (mut measured, cursor) = (0, Cursor::new(&stream, 7));
+        let figures = decode(shape, issue, script, &mut checker, cursor, until, &mut || measured += 1);
+        assert_eq!(measured, 1);
+        figures.unwrap_or_else(|failure| panic!("{}", failure.text()))
+    }
+
+    #[test]
+    fn every_token_is_fed_once_before_it_is_taken_and_successors_are_queued_for_one_step() {
+        for issue in [IssueArg::AtToken, IssueArg::AtStep, IssueArg::AtLayer] {
+            let mut script = Script::default();
+            let figures = decode_with(issue, &shape(Duration::from_millis(1)), &mut script, Duration::from_millis(40));
+            let steps = script.layers.len() as u64 - 1;
+            assert_eq!(figures.tokens, steps * 3, "one token a request and step");
+            assert!(figures.tokens_delivered > figures.tokens, "prompts, too");
+            assert!(script.begun.len() > 9, "requests come and go");
+            let most = script.ahead.iter().max();
+            // At the token, the prompt of a queued successor is ahead; else nothing is.
+            assert_eq!(most == Some(&0), issue != IssueArg::AtToken, "{issue:?}: {most:?}");
+        }
+    }
+
+    #[test]
+    fn layers_are_reached_at_their_time_and_waits_move_everything_after_them() {
+        let step = Duration::from_millis(20);
+        let mut script = Script { wait: Duration::from_millis(10), ..Script::default() };
+        let figures = decode_with(IssueArg::AtStep, &shape(step), &mut script, Duration::from_millis(200));
+        let between: Vec<Duration> = script.layers.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        // Never early; late by what the machine is late.
+        assert!(between.iter().all(|gap| *gap >= Duration::from_millis(29)), "{between:?}");
+        assert!(figures.wall >= Duration::from_millis(200));
+        assert_eq!(figures.stalled.as_millis() as u64 / 10 * 3, figures.tokens);
+        // Fed at the step's beginning, a quarter of the step before the layer.
+        let lead = script.layers[3] - script.feeds.iter().rfind(|at| **at < script.layers[3]).copied().unwrap();
+        assert!(lead >= Duration::from_millis(4), "{lead:?}");
+    }
+}

@@ -94,12 +94,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
 
 /// Which arms to run.
 fn arms(args: &BenchArgs, model: &Model, out: &Output) -> Result<Vec<Arm>, Failure> {
-    let backend = match args.backend {
-        BackendArg::Auto => BackendChoice::Auto,
-        BackendArg::IoUring => BackendChoice::IoUring,
-        BackendArg::Pread => BackendChoice::Pread,
-        BackendArg::Mmap => BackendChoice::Mmap,
-    };
+    let backend = BackendChoice::from(args.backend);
     let suffix = if args.backend == BackendArg::Mmap { ", memory map" } else { "" };
     let need = MemoryTables::bytes(model);
     let free = machine::memory_available_bytes();

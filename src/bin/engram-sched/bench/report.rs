@@ -104,7 +104,7 @@ impl Report<'_> {
             "reads": {
                 "issued": reads.issued, "bytes": reads.bytes,
                 "backend": reads.backends.iter().copied().collect::<Vec<_>>().join("+"),
-                "direct": reads.direct, "mean_depth": rounded(reads.mean_depth()), "per_enter": rounded(reads.per_enter()),
+                "direct": reads.direct, "mean_depth": rounded(reads.mean_depth()), "per_enter": reads.per_enter().map(rounded),
                 "bytes_per_token": rounded(reads.bytes as f64 / sum.tokens_delivered.max(1) as f64),
             },
             "throughput": {
@@ -166,9 +166,11 @@ impl Report<'_> {
             let doing = if shape.compute == ComputeArg::Asleep { "its device computes" } else { "the CPU computes" };
             let _ = writeln!(
                 text,
-                "Engine   {} requests side by side, {} ms a step ({doing}); prompts of {} tokens, {} generated each",
+                "Engine   {} requests side by side, {} ms a step ({doing}), {} ms of it between sampling and the next pass; \
+                 prompts of {} tokens, {} generated each",
                 shape.requests,
                 rounded(shape.step.as_secs_f64() * 1e3),
+                rounded(shape.host.as_secs_f64() * 1e3),
                 shape.prompt,
                 shape.output
             );
@@ -247,7 +249,7 @@ impl Report<'_> {
             let spread = Spread::of(sum.reads_per_s.iter().copied());
             let _ = writeln!(
                 text,
-                "{:<22} {:>9.0} {:>9.0} {:>9.0} {:>19} {:>5.2} us {:>7.1} {:>8.1} {:>10.0}",
+                "{:<22} {:>9.0} {:>9.0} {:>9.0} {:>19} {:>5.2} us {:>7.1} {:>8} {:>10.0}",
                 arm.name,
                 sum.tokens as f64 / seconds,
                 sum.rows_per_s(per_token),
@@ -255,7 +257,7 @@ impl Report<'_> {
                 format!("({:.0} - {:.0})", spread.min, spread.max),
                 sum.cpu_us_per_row(per_token),
                 reads.mean_depth(),
-                reads.per_enter(),
+                reads.per_enter().map_or_else(|| "-".into(), |reads| format!("{reads:.1}")),
                 reads.bytes as f64 / sum.tokens_delivered.max(1) as f64
             );
         }
@@ -289,6 +291,15 @@ impl Report<'_> {
         let notes: BTreeSet<&String> = self.arms.iter().flat_map(|arm| &arm.sum.reads.notes).collect();
         for note in notes {
             let _ = writeln!(text, "note: {note}");
+        }
+        let (first, later) = (self.shape.layers.first(), self.shape.layers.get(1));
+        if let (Some(first), Some(later)) = (first, later)
+            && self.arms.iter().any(|arm| arm.issue == IssueArg::AtLayer)
+        {
+            let _ = writeln!(
+                text,
+                "note: \"at the layer\" hands tokens over at layer {first}, so that the rows of layer {later} have the time between them"
+            );
         }
         if let Some(line) = self.conclusion() {
             let _ = writeln!(text, "\n{line}");

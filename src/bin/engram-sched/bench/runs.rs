@@ -7,7 +7,7 @@ use super::engine::{self, Cursor, RunFigures};
 use super::machine;
 use super::memory::MemoryTables;
 use super::sources::{MemoryRows, Rows, ScheduledRows};
-use crate::args::{BenchArgs, CacheArg, DirectArg};
+use crate::args::{BenchArgs, CacheArg};
 use crate::failure::Failure;
 use crate::tokens::{Random, splitmix64};
 use engram_sched::{
@@ -162,12 +162,8 @@ impl Runner<'_> {
         StartOptions {
             backend,
             io_actors: None,
-            direct: match self.args.direct {
-                _ if backend == BackendChoice::Mmap => DirectMode::Auto,
-                DirectArg::Auto => DirectMode::Auto,
-                DirectArg::Require => DirectMode::Require,
-                DirectArg::Off => DirectMode::Off,
-            },
+            // A memory map is never direct, and a requirement is about the other arms.
+            direct: if backend == BackendChoice::Mmap { DirectMode::Auto } else { self.args.direct.into() },
             limits: Limits {
                 requests_max: 2 * self.shape.requests + 2,
                 await_tokens_max: tokens,
