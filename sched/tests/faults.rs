@@ -68,18 +68,20 @@ fn walk(plan: Plan) -> (usize, u64) {
 
 #[test]
 fn random_walks_over_slow_disks_that_reorder_and_stumble() {
-    let _guard = HangGuard::new("random walks", 240);
+    // More for a long night: ENGRAM_FAULT_SEEDS=1000.
+    let seeds = std::env::var("ENGRAM_FAULT_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+    let _guard = HangGuard::new("random walks", 240 + 6 * seeds);
     for kind in [Kind::Qwen, Kind::V41] {
         for actors in [1, 2, 4] {
             let (mut rows, mut retries) = (0, 0);
-            for seed in 1..=10 {
+            for seed in 1..=seeds {
                 let alignment = [1, 512, 4096][seed as usize % 3];
                 let (r, t) = walk(Plan { seed, alignment, ..Plan::new(kind, actors) });
                 rows += r;
                 retries += t;
             }
             assert!(rows > 10_000 && retries > 100, "{rows} rows compared, {retries} retries");
-            println!("{kind:?} x{actors}: 10 seeds, {rows} rows compared, {retries} reads repeated or resumed");
+            println!("{kind:?} x{actors}: {seeds} seeds, {rows} rows compared, {retries} reads repeated or resumed");
         }
     }
 }

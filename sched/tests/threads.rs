@@ -20,7 +20,7 @@ const REQUESTS_MAX: usize = 12;
 const AWAIT_TOKENS_MAX: usize = 16;
 
 /// How long each storm lasts.
-const STORM: Duration = Duration::from_millis(1000);
+const STORM: Duration = Duration::from_millis(800);
 
 fn limits() -> Limits {
     Limits {
@@ -31,19 +31,16 @@ fn limits() -> Limits {
     }
 }
 
-/// Runs `storm` on a real disk and on simulated ones, then checks that nothing is lost.
+/// Runs `storm` on a real disk, by threads and by the ring, and on simulated ones, then checks that nothing is lost.
 fn everywhere(storm: impl Fn(&Scheduler, &Oracle)) {
     for kind in [Kind::Qwen, Kind::V41] {
-        let dir = tempfile::tempdir().unwrap();
-        let options = StartOptions {
-            limits: limits(),
-            backend: BackendChoice::Pread,
-            io_actors: Some(2),
-            ..StartOptions::default()
-        };
-        let scheduler = start(write_model(dir.path(), kind, 3), &options);
-        storm(&scheduler, &Oracle::new(kind));
-        settle(&scheduler);
+        for backend in [BackendChoice::Pread, BackendChoice::Auto] {
+            let dir = tempfile::tempdir().unwrap();
+            let options = StartOptions { limits: limits(), backend, io_actors: Some(2), ..StartOptions::default() };
+            let scheduler = start(write_model(dir.path(), kind, 3), &options);
+            storm(&scheduler, &Oracle::new(kind));
+            settle(&scheduler);
+        }
         // The second way each of V4.1's files has an actor of its own: a plan's groups concern different actors.
         for (actors, shards) in [(1, 3), (4, 1), (3, 7)] {
             let rig = Plan { limits: limits(), shards, ..Plan::new(kind, actors) }.rig();
