@@ -11,6 +11,7 @@ use crate::TokenError;
 use crate::core::{Core, Failure, Geometry, Wakes};
 use crate::limits::{ROW_CELLS, Resolved};
 use crate::plan::{PlanClass, PlanDraft};
+use crate::protocol::ask::Ask;
 use crate::protocol::credit::Credit;
 use crate::protocol::layer_gate::LayerGate;
 use crate::protocol::mailbox::{Entry, Mailbox};
@@ -18,7 +19,7 @@ use crate::protocol::run_gate::{Claim, RunGate, Runner};
 use crate::protocol::taker::Taker;
 use crate::protocol::tenure::{PushRefused, Tenure};
 use crate::scheduler::{Begin, RequestClass, RequestId};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use engram_keygen::{History, Keygen, SeedError, Token};
 use std::collections::VecDeque;
 
@@ -86,7 +87,7 @@ pub(crate) struct Slot {
     prefill_end: AtomicU64,
     admission: Mutex<Option<Admission>>,
     /// The engine waits for a range to be bound.
-    bind: AtomicBool,
+    bind: Ask,
     /// The range in force, for the waiter; written before its layer gates can complete.
     range_start: AtomicU64,
     range_tokens: AtomicU32,
@@ -120,7 +121,7 @@ impl Slot {
             end: AtomicU64::new(0),
             prefill_end: AtomicU64::new(0),
             admission: Mutex::new(None),
-            bind: AtomicBool::new(false),
+            bind: Ask::new(),
             range_start: AtomicU64::new(0),
             range_tokens: AtomicU32::new(0),
             taker: Taker::new(),
@@ -136,7 +137,7 @@ impl Slot {
 
     /// Asks the actor to bind the next range; the caller runs the actor afterwards.
     pub(crate) fn ask_to_bind(&self) {
-        self.bind.store(true, Ordering::Relaxed); // ordered by the run gate's notify
+        self.bind.raise();
     }
 
     /// First position and tokens of the bound range. For the waiter, after a layer gate is complete.
@@ -287,14 +288,14 @@ impl Core {
                 if slot.layers.iter().all(|l| l.gate.is_quiet()) && slot.tenure.recycle() {
                     slot.layers.iter().for_each(|l| l.gate.reset());
                     slot.taker.reset();
-                    slot.bind.store(false, Ordering::Relaxed);
+                    let _ = slot.bind.take();
                     actor.phase = Phase::Vacant;
                     self.free_slots.push(index);
                 }
                 true
             }
             Phase::Serving => {
-                if slot.bind.swap(false, Ordering::Relaxed) {
+                if slot.bind.take() {
                     self.bind(index, actor, wakes);
                 }
                 self.plan(index, actor, budget, wakes)

@@ -3,6 +3,7 @@
 //! Each file states its words, its named events, what pairs with what, and why nothing is lost. `loom-tests/` explores these very
 //! types; [`crate::sync::seeded`] lists the bugs that the models are shown to catch.
 
+pub mod ask;
 pub mod cell;
 pub mod closing;
 pub mod credit;

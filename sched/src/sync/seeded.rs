@@ -48,6 +48,8 @@ pub enum Bug {
     TakerIgnoresGuards,
     /// Shutdown wakes the waiters before it raises the flag that they check.
     ShutdownWakesFirst,
+    /// A wish does not carry what the asker has prepared.
+    AskRelaxed,
 }
 
 #[cfg(loom)]
