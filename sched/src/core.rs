@@ -487,7 +487,7 @@ impl Core {
         self.counters.plans.add(1);
         let shares = &mut [0; ACTORS_MAX][..self.doors.len()];
         self.share_out(plan, shares);
-        let index = self.plans.store(plan, shares, self.now_ns());
+        let index = self.plans.store(&plan.groups, shares, self.now_ns());
         for actor in (0..self.doors.len()).filter(|&a| shares[a] != 0) {
             let door = &self.doors[actor];
             match door.queue.push(plan.class as usize, index) {
@@ -496,7 +496,9 @@ impl Core {
                     door.wake();
                 }
                 Ok(false) => {}
-                Err(PushError::Closed(_)) => self.plans.done(index),
+                Err(PushError::Closed(_)) => {
+                    self.plans.done(index);
+                }
                 Err(PushError::Full(_)) => unreachable!("a band holds as many plans as there are"),
             }
         }

@@ -11,6 +11,7 @@ use crate::TokenError;
 use crate::core::{Core, Failure, Geometry, Wakes};
 use crate::limits::{ROW_CELLS, Resolved};
 use crate::plan::{PlanClass, PlanDraft};
+use crate::protocol::admission::Admission;
 use crate::protocol::ask::Ask;
 use crate::protocol::credit::Credit;
 use crate::protocol::layer_gate::LayerGate;
@@ -19,7 +20,7 @@ use crate::protocol::run_gate::{Claim, RunGate, Runner};
 use crate::protocol::taker::Taker;
 use crate::protocol::tenure::{PushRefused, Tenure};
 use crate::scheduler::{Begin, RequestClass, RequestId};
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use engram_keygen::{History, Keygen, SeedError, Token};
 use std::collections::VecDeque;
 
@@ -67,7 +68,7 @@ pub(crate) struct KeygenActor {
 
 /// What `begin` hands to the actor.
 #[derive(Debug)]
-struct Admission {
+struct Admitted {
     history: History,
     class: RequestClass,
     start_pos: u64,
@@ -85,7 +86,7 @@ pub(crate) struct Slot {
     end: AtomicU64,
     /// Tokens before this position came as a prompt (`on_tokens`).
     prefill_end: AtomicU64,
-    admission: Mutex<Option<Admission>>,
+    admission: Admission<Admitted>,
     /// The engine waits for a range to be bound.
     bind: Ask,
     /// The range in force, for the waiter; written before its layer gates can complete.
@@ -120,7 +121,7 @@ impl Slot {
             mailbox: Mailbox::new(tokens),
             end: AtomicU64::new(0),
             prefill_end: AtomicU64::new(0),
-            admission: Mutex::new(None),
+            admission: Admission::new(),
             bind: Ask::new(),
             range_start: AtomicU64::new(0),
             range_tokens: AtomicU32::new(0),
@@ -180,9 +181,8 @@ impl Core {
         if begin.class == RequestClass::Interactive {
             self.interactive_live.fetch_add(1, Ordering::Relaxed);
         }
-        // First the life, then what admits it: an admission that a runner finds belongs to a life that has begun (see `look`).
-        let generation = slot.tenure.begin();
-        *lock(&slot.admission) = Some(Admission { history, class: begin.class, start_pos: begin.start_pos });
+        let admitted = Admitted { history, class: begin.class, start_pos: begin.start_pos };
+        let generation = slot.admission.begin(&slot.tenure, admitted);
         self.run(index);
         Ok(RequestId::new(index, generation))
     }
@@ -429,7 +429,7 @@ impl Core {
 }
 
 fn admit(slot: &Slot, actor: &mut KeygenActor) {
-    let Some(admission) = lock(&slot.admission).take() else { return };
+    let Some(admission) = slot.admission.take() else { return };
     actor.phase = Phase::Serving;
     actor.history = admission.history;
     actor.class = admission.class;

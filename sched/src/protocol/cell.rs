@@ -145,7 +145,10 @@ impl<P> Cell<P> {
             match phase {
                 WAITING if word & COUNT == 0 || early => Some((next_generation(word), Orphaned::Free)),
                 WAITING => Some((with_phase(word, ORPHAN), Orphaned::Later { was_bound: false })),
-                BOUND => Some((with_phase(word, ORPHAN), Orphaned::Later { was_bound: true })),
+                BOUND => {
+                    let was_bound = !seeded::is(Bug::CellOrphanForgetsBound);
+                    Some((with_phase(word, ORPHAN), Orphaned::Later { was_bound }))
+                }
                 _ => None,
             }
         })

@@ -3,6 +3,7 @@
 //! Each file states its words, its named events, what pairs with what, and why nothing is lost. `loom-tests/` explores these very
 //! types; [`crate::sync::seeded`] lists the bugs that the models are shown to catch.
 
+pub mod admission;
 pub mod ask;
 pub mod cell;
 pub mod closing;
@@ -13,6 +14,7 @@ pub mod index_stack;
 pub mod layer_gate;
 pub mod mailbox;
 pub mod plan_queue;
+pub mod plan_slab;
 pub mod run_gate;
 pub mod taker;
 pub mod tenure;

@@ -48,8 +48,26 @@ pub enum Bug {
     TakerIgnoresGuards,
     /// Shutdown wakes the waiters before it raises the flag that they check.
     ShutdownWakesFirst,
+    /// An actor sees all groups of a plan, also those that need nothing of it.
+    PlanIgnoresShares,
+    /// A plan's body is given back by each of its readers, not by the last.
+    PlanReturnedEarly,
+    /// A bound cell that its request lets go of is not told apart, and so not counted at its layer gate.
+    CellOrphanForgetsBound,
+    /// The slot is recycled without a look at its layer gates.
+    LayerAlwaysQuiet,
+    /// A new range begins with the gates of the last one.
+    LayerResetSkipped,
     /// A wish does not carry what the asker has prepared.
     AskRelaxed,
+    /// What admits a life can be found before the life has begun.
+    AdmissionFirst,
+    /// A finder joins a group without comparing its key. The step is in `core.rs`: the model asks, in its copy of it.
+    GroupSkipsKey,
+    /// A finder joins a group that was opened outside of the index. As above.
+    GroupIgnoresPlace,
+    /// A runner asks whether the life is live before it looks for what admits it. The step is in `request.rs`: the model asks.
+    LookAsksLiveFirst,
 }
 
 #[cfg(loom)]
@@ -61,9 +79,9 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |b| b as u32), std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Whether `bug` is planted.
+/// Whether `bug` is planted. Open to the models, for steps of which they hold a copy.
 #[cfg(loom)]
-pub(crate) fn is(bug: Bug) -> bool {
+pub fn is(bug: Bug) -> bool {
     PLANTED.load(std::sync::atomic::Ordering::SeqCst) == bug as u32
 }
 
