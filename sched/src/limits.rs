@@ -21,7 +21,8 @@ pub struct Limits {
     pub read_bytes_max: u32,
     /// Reads in flight per I/O actor while an interactive request lives. Default 32.
     pub in_flight_interactive_max: u32,
-    /// Reads in flight per I/O actor when only bulk requests live. Default 64.
+    /// Reads in flight per I/O actor when only bulk requests live. Default 96: 64 keep the device busy, the rest is what completes while
+    /// the actor is handling completions (1.00 of fio's rate at depth 64, where 64 gave 0.95).
     pub in_flight_bulk_max: u32,
     /// Attempts to finish one read after `EINTR`, `EAGAIN` or a short read without progress. Default 8.
     pub retries_max: u32,
@@ -134,7 +135,7 @@ mod resolve {
             if slots_max == 0 {
                 return Err(limit("arena_bytes_max", format!("{arena} bytes hold no read of {slot_bytes} bytes")));
             }
-            let in_flight_bulk = or(limits.in_flight_bulk_max, 64).min(slots_max);
+            let in_flight_bulk = or(limits.in_flight_bulk_max, 96).min(slots_max);
             let in_flight_interactive = or(limits.in_flight_interactive_max, 32).min(slots_max);
             Ok(Self {
                 requests,

@@ -189,7 +189,7 @@ fn limits_that_cannot_work_are_refused_by_name() {
         other => panic!("{other:?}"),
     };
     let d = Limits::default;
-    // One token of each request: 256 x 16 rows x 160 bytes.
+    // One token of each slot: 288 x 16 rows x 160 bytes.
     assert_eq!(bad(Limits { prefetch_bytes_max: 288 * 16 * 160 - 1, ..d() }), "prefetch_bytes_max");
     assert_eq!(bad(Limits { prefetch_bytes_max: 1, requests_max: 1, ..d() }), "prefetch_bytes_max");
     assert_eq!(bad(Limits { requests_max: (1 << 16) + 1, ..d() }), "requests_max");
