@@ -35,6 +35,11 @@
 
 #![forbid(unsafe_code)]
 
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod error;
 mod maps;
 mod model;

@@ -131,8 +131,9 @@ fn documents_exist() {
         "ci/nightly",
         "docs/ARCHITECTURE.md",
     ];
-    let missing: Vec<_> = wanted.into_iter().filter(|file| !root().join(file).is_file()).collect();
-    assert!(missing.is_empty(), "missing: {missing:?}");
+    let missing: Vec<_> =
+        wanted.into_iter().filter(|file| fs::read(root().join(file)).map_or(0, |text| text.len()) < 100).collect();
+    assert!(missing.is_empty(), "missing or all but empty: {missing:?}");
 }
 
 /// Scripts of `.ci/run` and scripts that exist: a step without its script, or a script that nothing calls.
