@@ -33,7 +33,7 @@ split = f"4k/{100 - double}:8k/{double}"
 def ours():
     global void
     run = subprocess.run(
-        [sched, "--quiet", "--json", "bench", table, "--issue", "at-token", "--batch-tokens", "512", "--step-time", "0",
+        [sched, "--quiet", "--json", "bench", table, "--batch-tokens", "512", "--step-time", "0",
          "--rounds", "1", "--duration", f"{seconds}s", *more], stdout=subprocess.PIPE)
     if run.returncode not in (0, 3):
         sys.exit(f"bench ended with {run.returncode}")
