@@ -69,7 +69,8 @@ fn the_report_has_the_keys_of_its_contract() {
 
     // The table is kept, found again, and removed.
     let own = cache.path().join("engram-sched");
-    assert_eq!(names(&own), ["bench-qwen-ple-4194304"]);
+    assert_eq!(names(&own).len(), 1);
+    assert!(names(&own)[0].starts_with("bench-qwen-ple-4194304-"), "{:?}", names(&own));
     bench(cache.path(), &["--bytes", "4MiB", "--step-time", "2ms", "--host-time", "0", "--issue", "at-token"]);
     done(cache.path(), &["bench", "--clean"]);
     assert!(names(&own).is_empty());
@@ -132,7 +133,7 @@ fn streams_of_another_vocabulary_are_refused() {
     std::fs::write(&stream, 248_320u32.to_le_bytes()).unwrap();
     let ran = run(cache.path(), &["-q", "bench", "--bytes", "1MiB", "--tokens", stream.to_str().unwrap()]);
     assert_eq!(ran.status, Some(1), "{ran:?}");
-    assert!(ran.stderr.contains("vocabulary of 248320"), "{ran:?}");
+    assert!(ran.stderr.contains("legal ids are 0 to 248319"), "{ran:?}");
 }
 
 #[test]

@@ -26,18 +26,37 @@ use memory::MemoryTables;
 use report::Report;
 use runs::Runner;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Decoder layers of a model that says nothing about it.
 const NUM_LAYERS_DEFAULT: u32 = 48;
 
+/// The least time of an arm in one round.
+const ROUND_MIN: Duration = Duration::from_millis(1);
+
 pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
-    interrupt::install();
     if args.clean {
         return own_table::clean(args, out);
     }
+    selection::check_io(args.backend, args.direct)?;
+    if args.duration / args.rounds < ROUND_MIN {
+        return Err(Failure::usage(format!(
+            "--duration {:?} leaves each of {} rounds less than 1 ms; raise it or lower --rounds",
+            args.duration, args.rounds
+        )));
+    }
+    let stream_for = |vocab| {
+        tokens::stream(args.tokens.as_deref().unwrap_or_else(|| tokens::default_stream(vocab)), args.seed, vocab)
+    };
     let (path, model) = match &args.table {
         Some(path) => (path.clone(), selection::model(path, &args.model, &args.raw, out)?),
         None => {
+            if args.raw.row_bytes.is_some() {
+                return Err(Failure::usage("--row-bytes and its like describe raw shards: name their folder"));
+            }
+            if let Some(vocab) = own_table::vocab(args)? {
+                stream_for(vocab)?;
+            }
             let path = own_table::make(args, out)?;
             // --model named what to make; the table itself says how it was scaled.
             let options = ModelArgs { model: None, token_map: args.model.token_map.clone() };
@@ -49,7 +68,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
     let layers: Vec<u16> = (0..keygen.tables()).map(|table| keygen.deadline_layer(table)).collect();
     let num_layers = keygen.spec().num_layers.map_or(NUM_LAYERS_DEFAULT, u32::from);
     let shape = Shape::new(args, layers, num_layers)?;
-    let (stream, stream_name) = tokens::stream(&args.tokens, args.seed, keygen.vocab())?;
+    let (stream, stream_name) = stream_for(keygen.vocab())?;
     let mut arms = arms(args, &model, out)?;
     let memory = match arms.iter().any(|arm| arm.backend.is_none()) {
         false => None,

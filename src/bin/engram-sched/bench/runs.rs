@@ -9,7 +9,8 @@ use super::memory::MemoryTables;
 use super::sources::{MemoryRows, Rows, ScheduledRows};
 use crate::args::{BenchArgs, CacheArg};
 use crate::failure::Failure;
-use crate::tokens::{Random, splitmix64};
+use crate::tokens::Random;
+use engram_keygen::rng::splitmix64;
 use engram_sched::{
     BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartOptions, Token, holes,
 };
