@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod failure;
+mod hole_rule;
 mod inspect;
 mod interrupt;
 mod output;

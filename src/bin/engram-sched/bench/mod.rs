@@ -17,8 +17,8 @@ mod stats;
 
 use crate::args::{BackendArg, BenchArgs, IssueArg, ModelArgs};
 use crate::failure::Failure;
-use crate::output::{Output, bytes_text};
-use crate::{interrupt, selection, tokens};
+use crate::output::{Output, bytes_text, grouped};
+use crate::{hole_rule, interrupt, selection, tokens};
 use args::Shape;
 use arm::Arm;
 use engram_sched::{BackendChoice, Model};
@@ -30,6 +30,9 @@ use std::time::Duration;
 
 /// Decoder layers of a model that says nothing about it.
 const NUM_LAYERS_DEFAULT: u32 = 48;
+
+/// Prompt tokens of all requests together that take a while to read.
+const PROMPTS_NOTED: u64 = 16_384;
 
 /// The least time of an arm in one round.
 const ROUND_MIN: Duration = Duration::from_millis(1);
@@ -80,6 +83,13 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
         }
     };
     machine::exact_timers();
+    let prompts = u64::from(args.requests) * u64::from(args.prompt);
+    if args.batch_tokens.is_none() && prompts > PROMPTS_NOTED {
+        out.note(format!(
+            "note: each run begins with the prompts of all requests, {} tokens, before its clock starts; that may take longer than --duration",
+            grouped(prompts)
+        ));
+    }
 
     let bar = out.progress(u64::from(args.rounds) * arms.len() as u64, "running the arms", false);
     let runner = Runner {
@@ -88,7 +98,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
         model: &model,
         memory: memory.as_ref(),
         stream: &stream,
-        hole_share: runs::hole_share(&model)?,
+        holes: hole_rule::fault(hole_rule::bytes(model.files())?, model.self_proof()),
     };
     runner.settle_storage()?;
     for round in 0..args.rounds {
@@ -96,6 +106,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
             if round % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
         for index in order {
             interrupt::check()?;
+            bar.set_message(format!("round {} of {}, {}", round + 1, args.rounds, arms[index].name));
             runner.run(&mut arms[index], round)?;
             bar.inc(1);
         }
