@@ -127,7 +127,7 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) row_bytes: Option<u32>,
     /// Which rows a sparse table holds (with --sparse-full; a table written in full holds every row) [default: 0].
-    #[arg(long, requires = "sparse_full")]
+    #[arg(long, conflicts_with = "bytes")]
     pub(crate) seed: Option<u64>,
     /// Directory to make; it must not exist or be empty.
     #[arg(long, value_name = "DIR")]
