@@ -335,7 +335,7 @@ impl Report<'_> {
         let device_ms = late.sum.waits.first()?.percentiles().mean / 1e3;
         let reads = late.sum.reads.issued as f64 / steps as f64 / shape.layers.len() as f64;
         let verdict = if device_ms > lead_ms {
-            "the rest cannot be hidden: only fewer requests, a later layer, a longer step or a faster device change that"
+            "what exceeds the lead cannot be hidden, except by fewer requests, a later layer, a longer step or a faster device"
         } else {
             "which leaves time to spare; what still waits are steps with a new prompt, and the tail of the device"
         };
