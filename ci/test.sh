@@ -28,5 +28,13 @@ if ((passed == 0)); then say "no test ran" >&2; exit 1; fi
 if strict; then
     # Fixtures come from outside the repository; everything else CI can have.
     [[ -n "${ENGRAM_FIXTURES:-}" ]] || skips="$(grep -v ENGRAM_FIXTURES <<<"$skips" || true)"
+    [[ ! -e "$FIXTURES/partial" ]] || skips="$(grep -v ': not among those of the repository$' <<<"$skips" || true)"
+    # What a container may refuse even root.
+    allowed='^SKIP: (cannot mount ramfs: |no loop device: |no ext4 on /dev/loop|no blkio throttle for the temporary folder.s device: |a_disk_that_fills_up_leaves_nothing: )'
+    if grep -qE "$allowed" <<<"$skips"; then
+        say "allowed, because the environment refuses it:"
+        grep -E "$allowed" <<<"$skips"
+        skips="$(grep -vE "$allowed" <<<"$skips" || true)"
+    fi
     if [[ -n "$skips" ]]; then say "skipped in CI, where it should run" >&2; exit 1; fi
 fi

@@ -2,7 +2,7 @@
 
 use engram_keygen::SpecError;
 use engram_sched_core::StartError;
-use engram_store::{StoreError, TokenMapError};
+use engram_store::{StoreError, TokenMapError as TokenMapFileError};
 use std::path::PathBuf;
 
 /// Errors of [`Model::open`](crate::Model::open) and [`Scheduler::open`](crate::Scheduler::open); each names the file and the remedy.
@@ -39,8 +39,7 @@ pub enum OpenError {
     },
     /// The table does not say how its rows are addressed.
     #[error(
-        "{} does not say which model it belongs to: it has no config.json and no spec; name the model \
-         (--model qwen-ple, deepseek-v41, demo or a spec file)",
+        "{} does not say which model it belongs to: it has no config.json and no spec; give one in `ModelOptions::spec`",
         path.display()
     )]
     NoSpec {
@@ -49,7 +48,7 @@ pub enum OpenError {
     },
     /// The token map cannot be had, or is not the model's.
     #[error(transparent)]
-    TokenMap(#[from] TokenMapError),
+    TokenMap(#[from] TokenMapFileError),
     /// The token map is no map that this model can use.
     #[error("{origin}: {source}")]
     TokenMapIds {
@@ -60,12 +59,30 @@ pub enum OpenError {
     },
     /// The model compresses its vocabulary, and nothing says how.
     #[error(
-        "{origin} compresses its vocabulary and has no token map here: give one (--token-map FILE), or put the model's \
-         tokenizer.json beside the checkpoint"
+        "{origin} compresses its vocabulary and has no token map here: give one in `ModelOptions::token_map`, or put the \
+         model's tokenizer.json beside the checkpoint"
     )]
     NoTokenMap {
         /// The model or table.
         origin: String,
+    },
+    /// A synthetic table needs the width of a row, and the spec has none.
+    #[error("{origin} does not say how wide a row is: give the spec a `row`, or call `Synthetic::row_bytes`")]
+    NoRowBytes {
+        /// The model.
+        origin: String,
+    },
+    /// A synthetic table cannot be larger than the model's own.
+    #[error(
+        "{bytes} bytes are more than the {full_bytes} of {origin} at full size; ask for less, or for `Synthetic::sparse_full`"
+    )]
+    BeyondFullSize {
+        /// The model.
+        origin: String,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of all rows at full size.
+        full_bytes: u64,
     },
     /// A layer of the model has no table.
     #[error("{}: layer {layer} of the model has no table here; the tables are those of layers {found:?}", path.display())]

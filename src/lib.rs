@@ -35,6 +35,11 @@
 
 #![forbid(unsafe_code)]
 
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod error;
 mod maps;
 mod model;
@@ -51,7 +56,7 @@ pub use synthetic::Synthetic;
 
 pub use engram_keygen::{
     Dialect, History, HistoryUnavailable, ImportError, Keygen, RowId, RowSpec, SeedError, Spec, SpecError, TableSource,
-    Token, TokenMap, TokenMapSpec, TokenOutOfRange, Window,
+    Token, TokenMap, TokenMapError, TokenMapSpec, TokenOutOfRange, Window,
 };
 pub use engram_sched_core::io::BackendReport;
 pub use engram_sched_core::{
@@ -61,5 +66,7 @@ pub use engram_sched_core::{
 pub use engram_store::{
     DataFile, Extent, FileId, HoleReport, LayerConstants, LayoutError, MANIFEST, ModelConfig, Part, PlainReader,
     QwenConfig, RawGeometry, RowFormat, RowScale, SelfProof, Shard, SourceKind, SparseSample, StoreError, Summary,
-    SynthLayout, SynthPlan, SynthTable, Table, TokenMapError, V41Config, ValueType, decode, holes, self_proof, synth,
+    SynthLayout, SynthPlan, SynthTable, Table, V41Config, ValueType, decode, holes, self_proof, synth,
 };
+// A map as a file with its digest; [`TokenMap`] is what a keygen hashes through.
+pub use engram_store::{TokenMap as TokenMapFile, TokenMapError as TokenMapFileError};

@@ -1,7 +1,7 @@
 //! Where a spec comes from: a name, a file, or the configuration of a checkpoint.
 
 use crate::OpenError;
-use engram_keygen::{Dialect, Spec, TokenMapSpec};
+use engram_keygen::{Dialect, Spec, SpecError, TokenMapSpec};
 use engram_store::{LayerConstants, ModelConfig, Opened, QwenConfig, V41Config};
 use std::path::Path;
 
@@ -29,7 +29,20 @@ pub fn spec_of(name_or_file: &str) -> Result<Spec, OpenError> {
         _ => return Err(OpenError::UnknownModel { name: name_or_file.into() }),
     };
     let text = std::fs::read_to_string(path).map_err(|source| OpenError::SpecFile { path: path.into(), source })?;
-    parse(&text).map_err(|source| OpenError::Spec { origin: name_or_file.into(), source })
+    parse(&text).map_err(|source| OpenError::Spec { origin: name_or_file.into(), source: one_line(source) })
+}
+
+/// A parser's message in one line: the place and the cause, without the excerpt that TOML draws between them.
+fn one_line(error: SpecError) -> SpecError {
+    let SpecError::Parse { format, message } = error else { return error };
+    let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+    let place = lines.next().unwrap_or_default();
+    let place = place.strip_prefix("TOML parse error at ").unwrap_or(place).to_owned();
+    // The excerpt has a bar in every line, behind the line's number.
+    let excerpt = |line: &&str| !line.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start().starts_with('|');
+    let said: Vec<&str> = lines.filter(excerpt).collect();
+    let message = if said.is_empty() { place } else { format!("{place}: {}", said.join(", ")) };
+    SpecError::Parse { format, message }
 }
 
 /// The spec that an opened table carries, if it does, and where it stands.
@@ -126,5 +139,12 @@ mod tests {
         std::fs::write(&path, "{}").unwrap();
         let error = spec_of(path.to_str().unwrap()).unwrap_err().to_string();
         assert!(error.contains("s.json"), "{error}");
+        let path = dir.path().join("s.toml");
+        for (text, place, cause) in [("heads = 2\nheds = 3\n", "line 2", "`heds`"), ("heads = = 2\n", "line 1", "=")] {
+            std::fs::write(&path, text).unwrap();
+            let error = spec_of(path.to_str().unwrap()).unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains(cause), "{error}");
+            assert!(!error.contains('\n') && !error.contains(" | "), "{error}");
+        }
     }
 }

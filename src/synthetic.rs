@@ -1,6 +1,7 @@
 //! Plans of synthetic tables: a model's geometry, scaled to a byte budget or at full size with holes.
 
 use crate::{OpenError, maps};
+use engram_keygen::rng::{SPLITMIX_GAMMA, splitmix64};
 use engram_keygen::{Dialect, Keygen, Spec};
 use engram_store::{
     LayerConstants, ModelConfig, QwenConfig, RowFormat, RowScale, SparseSample, SynthLayout, SynthPlan, SynthTable,
@@ -62,7 +63,7 @@ impl Synthetic {
         self
     }
 
-    /// Seed of the rows that a sparse table writes.
+    /// Seed of the choice of rows that a sparse table writes; without effect on a table that is written in full.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -71,19 +72,22 @@ impl Synthetic {
     /// The plan for a table in folder `out`.
     ///
     /// # Errors
-    /// [`OpenError::Spec`] if the spec is none, or [`OpenError::NoTokenMap`] if it compresses its vocabulary without saying to what size.
+    /// [`OpenError::Spec`] if the spec is none, [`OpenError::NoTokenMap`] if it compresses its vocabulary without saying to what size,
+    /// [`OpenError::NoRowBytes`] if nothing says how wide a row is, and [`OpenError::BeyondFullSize`] for more bytes than the model has.
     pub fn plan(&self, out: impl Into<PathBuf>) -> Result<SynthPlan, OpenError> {
         let row_format = self.row_format();
+        let full_bytes = self.full_bytes()?;
         let spec = match self.bytes {
             None => self.spec.clone(),
             Some(bytes) => {
+                if bytes > full_bytes {
+                    return Err(OpenError::BeyondFullSize { origin: self.spec.name.clone(), bytes, full_bytes });
+                }
                 let tables = self.spec.layer_ids.len().max(1) as u64;
                 self.spec.scaled_to_rows(bytes / tables / u64::from(row_format.row_bytes().max(1)))
             }
         };
-        let map = if maps::needs_map(&spec) { maps::stand_in(&spec)?.map } else { None };
-        let keygen =
-            Keygen::new(&spec, map).map_err(|source| OpenError::Spec { origin: self.spec.name.clone(), source })?;
+        let keygen = self.keygen(&spec)?;
         let tables: Vec<SynthTable> = (0..keygen.tables())
             .map(|table| SynthTable {
                 layer: keygen.layer(table),
@@ -118,6 +122,25 @@ impl Synthetic {
         })
     }
 
+    /// Bytes of all rows of the model at full size, all tables together.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn full_bytes(&self) -> Result<u64, OpenError> {
+        let row_bytes = self.row_format().row_bytes();
+        if row_bytes == 0 {
+            return Err(OpenError::NoRowBytes { origin: self.spec.name.clone() });
+        }
+        let keygen = self.keygen(&self.spec)?;
+        let rows: u64 = (0..keygen.tables()).map(|table| keygen.table_rows_padded(table)).sum();
+        Ok(rows.saturating_mul(u64::from(row_bytes)))
+    }
+
+    fn keygen(&self, spec: &Spec) -> Result<Keygen, OpenError> {
+        let map = if maps::needs_map(spec) { maps::stand_in(spec)?.map } else { None };
+        Keygen::new(spec, map).map_err(|source| OpenError::Spec { origin: self.spec.name.clone(), source })
+    }
+
     fn row_format(&self) -> RowFormat {
         let row = self.spec.row.clone().unwrap_or_default();
         let declared = u32::try_from(row.bytes()).unwrap_or(0);
@@ -141,10 +164,9 @@ fn sample(rows: u64, seed: u64) -> Vec<u64> {
     let mut state = seed;
     (0..SPARSE_ROWS.min(rows))
         .map(|_| {
-            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut x = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            ((u128::from(x ^ (x >> 31)) * u128::from(rows)) >> 64) as u64
+            let drawn = splitmix64(state);
+            state = state.wrapping_add(SPLITMIX_GAMMA);
+            ((u128::from(drawn) * u128::from(rows)) >> 64) as u64
         })
         .collect()
 }
@@ -204,6 +226,21 @@ mod tests {
         let plan = Synthetic::new(Spec::deepseek_v41(), 16 << 20).layout(SynthLayout::Safetensors).plan("t").unwrap();
         assert_eq!((plan.tables.len(), plan.row_format.row_bytes()), (2, 264));
         assert!(matches!(plan.config, Some(ModelConfig::DeepseekV41(_))));
+    }
+
+    #[test]
+    fn more_than_all_rows_and_rows_without_a_width_are_refused() {
+        let full = Synthetic::new(Spec::qwen_ple(), 1).full_bytes().unwrap();
+        assert_eq!(full, 320_001_536 * 160);
+        assert_eq!(Synthetic::new(Spec::qwen_ple(), full).plan("t").unwrap().tables[0].padded_rows, 320_001_536);
+        let error = Synthetic::new(Spec::qwen_ple(), full + 1).plan("t").unwrap_err();
+        assert!(matches!(error, OpenError::BeyondFullSize { full_bytes, .. } if full_bytes == full), "{error}");
+        let spec = Spec { row: None, ..Spec::qwen_ple() };
+        for synthetic in [Synthetic::new(spec.clone(), 1 << 20), Synthetic::sparse_full(spec)] {
+            let error = synthetic.plan("t").unwrap_err();
+            assert!(matches!(error, OpenError::NoRowBytes { .. }), "{error}");
+            assert!(synthetic.row_bytes(160).plan("t").is_ok());
+        }
     }
 
     #[test]

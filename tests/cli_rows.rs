@@ -149,6 +149,16 @@ fn wrong_usage_exits_2_and_prints_no_row() {
         &["rows", "--model", "qwen-ple", "x"],
         &["bench", "--step-time", "5 parsecs"],
         &["bench", "--requests", "0"],
+        &["bench", "--duration", "0", "--rounds", "1"],
+        &["bench", "--in-flight", "0"],
+        &["bench", "--in-flight", "4097"],
+        &["bench", "--bytes", "100GiB"],
+        &["bench", "--backend", "mmap", "--direct", "require"],
+        &["verify", "x", "--backend", "mmap", "--direct", "require"],
+        &["verify", "x", "--sample", "1"],
+        &["inspect", "x", "--row-bytes", "0", "--rows-per-shard", "1"],
+        &["synth", "--model", "qwen-ple", "--bytes", "1M", "--seed", "1", "--out", "x"],
+        &["synth", "--model", "qwen-ple", "--bytes", "100GiB", "--out", "x"],
         &["synth", "--model", "qwen-ple", "--bytes", "1Q", "--out", "x"],
         &["synth", "--model", "qwen-ple", "--bytes", "1M", "--layout", "tar", "--out", "x"],
         &["token-map", "--out", "x"],
@@ -180,6 +190,30 @@ fn what_is_missing_is_named_with_a_remedy_and_exits_1() {
         }
     }
     assert!(!Path::new("never").exists());
+}
+
+#[test]
+fn ctrl_c_ends_a_wait_for_tokens() {
+    let mut child = cli::command(cache(), &["rows", "--model", "qwen-ple", "--tokens", "-"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdin = child.stdin.take();
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ran = cli::said(child.wait_with_output().unwrap());
+    drop(stdin);
+    assert_eq!((ran.status, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
+}
+
+#[test]
+fn texts_name_the_cause_in_the_words_of_the_command_line() {
+    let ran = run(cache(), &["rows", "--model", "qwen-ple", "248320"]);
+    assert!(ran.stderr.contains("legal ids are 0 to 248319"), "{ran:?}");
+    let ran = run(cache(), &["rows", "--model", "qwen-ple", "--tokens", "-"]);
+    assert!(ran.stderr.contains("standard input: no tokens"), "{ran:?}");
+    let ran = run(cache(), &["synth", "--model", "qwen-ple", "--bytes", "100GiB", "--out", "x"]);
+    assert!(ran.stderr.contains("47.68 GiB") && ran.stderr.contains("--sparse-full"), "{ran:?}");
 }
 
 #[test]

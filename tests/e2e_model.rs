@@ -2,7 +2,7 @@
 
 use engram_sched::{
     Dialect, Model, ModelOptions, OpenError, OpenOptions, Scheduler, Spec, SpecError, SynthLayout, Synthetic,
-    TokenMapError, synth,
+    TokenMapFileError, synth,
 };
 use std::fs;
 use std::ops::ControlFlow;
@@ -115,11 +115,11 @@ fn token_maps_that_are_missing_or_another_models() {
     let write = |ids: &[i32]| fs::write(&map, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     write(&[0, 1, 2]);
     let error = refusal(&path, &options);
-    assert!(matches!(error, OpenError::TokenMap(TokenMapError::Length { got: 3, want: 129_280, .. })), "{error}");
+    assert!(matches!(error, OpenError::TokenMap(TokenMapFileError::Length { got: 3, want: 129_280, .. })), "{error}");
     // Right sizes, other content: the digest of the released vocabulary is known.
     write(&(0..129_280).map(|i| (7919 * i + 13) % 99_092).collect::<Vec<i32>>());
     let error = refusal(&path, &options);
-    assert!(matches!(error, OpenError::TokenMap(TokenMapError::Sha256 { .. })), "{error}");
+    assert!(matches!(error, OpenError::TokenMap(TokenMapFileError::Sha256 { .. })), "{error}");
 }
 
 #[test]

@@ -18,7 +18,6 @@ use crate::prime::is_prime;
 use crate::reciprocal::Reciprocal;
 use crate::rng::splitmix64;
 use crate::{Dialect, History, ORDERS_MAX, RowId, Spec, SpecError, Token, TokenMap, TokenOutOfRange, VOCAB_MAX};
-use std::ops::Range;
 
 /// Positions in the longest window.
 const WINDOW_MAX: usize = ORDERS_MAX + 1;
@@ -160,11 +159,6 @@ impl Keygen {
         self.tables[table].layer
     }
 
-    /// The table of a layer.
-    pub fn table_of_layer(&self, layer: u16) -> Option<usize> {
-        self.tables.iter().position(|t| t.layer == layer)
-    }
-
     /// The layer at which a table's rows are needed: its own unless the spec says otherwise.
     pub fn deadline_layer(&self, table: usize) -> u16 {
         self.spec.deadline_layers.as_ref().map_or(self.tables[table].layer, |layers| layers[table])
@@ -178,11 +172,6 @@ impl Keygen {
     /// Rows of a table as stored: [`Keygen::table_rows`] rounded up to the spec's divisor (Qwen 128).
     pub fn table_rows_padded(&self, table: usize) -> u64 {
         self.tables[table].rows.next_multiple_of(self.spec.row_divisor.unwrap_or(1))
-    }
-
-    /// Rows of each stored part of a table but the last, which may be short (Qwen: 128 parts of 2,500,012).
-    pub fn rows_per_part(&self, table: usize) -> u64 {
-        self.table_rows_padded(table).div_ceil(u64::from(self.spec.parts.unwrap_or(1)))
     }
 
     /// n-gram orders, n - 1: order index 0 = bigram.
@@ -233,12 +222,6 @@ impl Keygen {
     /// The first row of each head, `[columns]`: exclusive prefix sums of the primes.
     pub fn offsets(&self, table: usize) -> &[RowId] {
         &self.tables[table].offsets
-    }
-
-    /// The rows of one head of a table; `column` is order-major.
-    pub fn head_rows(&self, table: usize, column: usize) -> Range<RowId> {
-        let first = self.tables[table].offsets[column];
-        first..first + self.tables[table].primes[column]
     }
 
     /// A 64-bit digest of everything row ids depend on: two keygens with the same give the same rows.

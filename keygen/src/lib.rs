@@ -38,8 +38,8 @@ mod error;
 mod history;
 mod keygen;
 mod map;
-pub mod prime;
-pub mod reciprocal;
+mod prime;
+mod reciprocal;
 pub mod rng;
 mod spec;
 

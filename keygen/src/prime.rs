@@ -27,12 +27,7 @@ fn pow_mod(mut base: u64, mut exponent: u64, n: u64) -> u64 {
 }
 
 /// Whether `n` is prime.
-///
-/// ```
-/// assert!(engram_keygen::prime::is_prime(16_000_057));
-/// assert!(!engram_keygen::prime::is_prime(16_000_055));
-/// ```
-pub fn is_prime(n: u64) -> bool {
+pub(crate) fn is_prime(n: u64) -> bool {
     if n < 2 {
         return false;
     }
@@ -80,6 +75,7 @@ mod tests {
         for n in [3_215_031_751, 341_550_071_728_321, 3_825_123_056_546_413_051] {
             assert!(!is_prime(n), "{n}");
         }
+        assert!(is_prime(16_000_057) && !is_prime(16_000_055)); // the first modulus above Engram's base, and one before
         assert!(is_prime(18_446_744_073_709_551_557)); // the largest prime below 2^64
         assert!(!is_prime(u64::MAX));
     }

@@ -20,13 +20,8 @@
 //! must fit 64 bits, so `d < 2^63`; the moduli here are below 2^42.
 
 /// A divisor and its reciprocal, 16 bytes.
-///
-/// ```
-/// use engram_keygen::reciprocal::Reciprocal;
-/// assert_eq!(Reciprocal::new(20_000_003).rem(u64::MAX), u64::MAX % 20_000_003);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reciprocal {
+pub(crate) struct Reciprocal {
     divisor: u64,
     /// floor((2^64 - 1) / divisor).
     magic: u64,
@@ -37,19 +32,14 @@ impl Reciprocal {
     ///
     /// # Panics
     /// If `divisor` is 0 or not below 2^63.
-    pub const fn new(divisor: u64) -> Self {
+    pub(crate) const fn new(divisor: u64) -> Self {
         assert!(divisor > 0 && divisor < 1 << 63, "a divisor is in 1..2^63");
         Self { divisor, magic: u64::MAX / divisor }
     }
 
-    /// The divisor.
-    pub const fn divisor(self) -> u64 {
-        self.divisor
-    }
-
     /// `n % divisor`, exact for every `n`.
     #[inline(always)]
-    pub const fn rem(self, n: u64) -> u64 {
+    pub(crate) const fn rem(self, n: u64) -> u64 {
         let q = ((n as u128 * self.magic as u128) >> 64) as u64;
         // q <= n/d, so the product does not wrap and r is in 0..2*d.
         let r = n - q * self.divisor;

@@ -4,6 +4,9 @@
 //! is here is exactly the part of numpy that `default_rng(seed).integers(0, bound, dtype=int64)` runs: SeedSequence,
 //! PCG64 (XSL-RR 128/64), and Lemire's bounded draw in its 64-bit form.
 //!
+//! Public on purpose, though [`crate::Keygen`] runs it for you: whoever checks a checkpoint's constants compares the stages, and
+//! programs on top draw their own random numbers from the one [`splitmix64`].
+//!
 //! Invariants: integer arithmetic only, wrapping where numpy wraps; no state outside the values; nothing here runs
 //! after start-up.
 

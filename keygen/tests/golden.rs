@@ -381,7 +381,7 @@ fn golden_qwen38_ple() {
     assert_eq!(keygen.offsets(0), list::<u64>(&figures["offsets"]));
     assert_eq!(figures["total_rows"], keygen.table_rows(0));
     assert_eq!(figures["padded_rows"], keygen.table_rows_padded(0));
-    assert_eq!(figures["rows_per_shard"], keygen.rows_per_part(0));
+    assert_eq!(figures["rows_per_shard"], keygen.table_rows_padded(0).div_ceil(keygen.spec().parts.unwrap().into()));
     let threshold: Vec<u64> = keygen.multipliers(0).iter().map(|m| (1_u64 << 63).div_ceil(*m)).collect();
     assert_eq!(threshold, list::<u64>(&figures["overflow_threshold_token"]));
 

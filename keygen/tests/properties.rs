@@ -242,7 +242,10 @@ proptest! {
         for keygen in keygens() {
             let mut history = History::new(&keygen, 0);
             let check = |rows: &[RowId], table: usize, from: usize| {
-                rows.iter().enumerate().all(|(i, row)| keygen.head_rows(table, from + i).contains(row))
+                rows.iter().enumerate().all(|(i, row)| {
+                    let (first, rows) = (keygen.offsets(table)[from + i], keygen.primes(table)[from + i]);
+                    (first..first + rows).contains(row)
+                })
             };
             for &item in &items {
                 for (table, rows) in push(&keygen, &mut history, item).iter().enumerate() {

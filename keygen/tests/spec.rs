@@ -42,15 +42,14 @@ fn built_in_models() {
     let qwen = Keygen::new(&Spec::qwen_ple(), None).unwrap();
     assert_eq!((qwen.tables(), qwen.layer(0), qwen.columns(), qwen.history_len()), (1, 1, 16, 2));
     assert_eq!((qwen.vocab(), qwen.table_rows(0), qwen.table_rows_padded(0)), (248_320, 320_001_446, 320_001_536));
-    assert_eq!(qwen.head_rows(0, 15), 300_001_275..320_001_446);
-    assert_eq!((qwen.table_of_layer(1), qwen.table_of_layer(2)), (Some(0), None));
+    assert_eq!((qwen.offsets(0)[15], qwen.offsets(0)[15] + qwen.primes(0)[15]), (300_001_275, 320_001_446));
 
     let v41 = v41(|_| ()).unwrap();
     assert_eq!((v41.tables(), v41.layer(1), v41.columns(), v41.history_len()), (2, 14, 24, 3));
     assert_eq!((v41.vocab(), v41.hashed_vocab()), (129_280, 99_092));
     assert_eq!(v41.multipliers(0), [76632096046245, 4839876093313, 35959672319349, 73987337458391]);
     assert_eq!(v41.spec().row.as_ref().unwrap().bytes(), 264);
-    assert_eq!((v41.table_rows_padded(0), v41.rows_per_part(0)), (384_006_168, 384_006_168));
+    assert_eq!((v41.table_rows_padded(0), v41.spec().parts), (384_006_168, None));
     assert_eq!(v41.deadline_layer(1), 14);
 
     let demo = Keygen::new(&Spec::demo(), None).unwrap();
@@ -131,7 +130,7 @@ fn tiny_bases_hash_as_in_the_reference() {
     };
     let keygen = Keygen::new(&qwen, None).unwrap();
     assert_eq!(keygen.multipliers(0), [4295158889763781, 17440218147737327, 1270917961434445]);
-    assert_eq!((keygen.table_rows(0), keygen.table_rows_padded(0), keygen.rows_per_part(0)), (2206, 2208, 276));
+    assert_eq!((keygen.table_rows(0), keygen.table_rows_padded(0)), (2206, 2208));
     let (first, sha256) = digest(&keygen, &ids(512, 500));
     assert_eq!(first[0][..8], [38, 121, 267, 414, 460, 619, 711, 822]);
     assert_eq!(sha256, "da9113c2af2278a936272857776733fc758872794a5f3a091d277a80908de29b");

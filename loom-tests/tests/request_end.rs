@@ -304,6 +304,7 @@ impl Slot {
     }
 
     fn drop_await(&self) {
+        self.gate.unregister();
         self.taker.unclaim();
         self.release();
     }

@@ -14,13 +14,17 @@
 use crate::batch::{Backlog, PAGE_BYTES, Pages, Rank, Wanted};
 use crate::core::Core;
 use crate::io::{Backend, Completion, ReadOp, Wait};
+use crate::limits::Resolved;
 use crate::plan::{PLAN_GROUPS_MAX, PlanClass};
 use crate::sync::{Arc, Ordering};
-use engram_store::FileId;
+use engram_store::{Extent, FileId};
 use std::collections::HashMap;
 
 /// Wants taken in at a time; more plans wait in their queue.
 const WANTS_MAX: usize = 16_384;
+
+/// Wants of prompts and bulk work that are taken in, sorted, and waiting: some times the reads in flight.
+const SORTED_WANTS: usize = 2048;
 
 /// End of a list of wants.
 const NIL: u32 = u32::MAX;
@@ -90,7 +94,7 @@ impl IoActor {
     pub(crate) fn new(core: Arc<Core>, index: usize, backend: Box<dyn Backend>) -> Self {
         let parts = core.tables.iter().map(|t| t.parts().len()).max().unwrap_or(1);
         let plan_wants_max = PLAN_GROUPS_MAX * core.geometry.heads * parts;
-        let wants_max = WANTS_MAX.max(4 * plan_wants_max);
+        let wants_max = WANTS_MAX.max(4 * plan_wants_max) + SORTED_WANTS;
         let rank = Rank::new(0, 0, 0);
         let (group, table, head, row_offset, row, offset, len, alone) = (0, 0, 0, 0, 0, 0, 0, false);
         let want = Want { group, table, head, row_offset, row, rank, offset, len, alone, next: NIL };
@@ -122,6 +126,13 @@ impl IoActor {
         self.reads.len() - self.free_reads.len()
     }
 
+    /// Bytes of an actor's own tables, beside its read buffers.
+    pub(crate) fn bookkeeping_bytes(limits: &Resolved) -> u64 {
+        let wants = WANTS_MAX + SORTED_WANTS; // more only for unusual geometries
+        let pages = limits.slots() as usize * (limits.slot_bytes as usize / PAGE_BYTES as usize);
+        (wants * (size_of::<Want>() + size_of::<Wanted>() + size_of::<(u32, PlanClass)>()) + pages * 64) as u64
+    }
+
     pub(crate) fn backend(&mut self) -> &mut dyn Backend {
         &mut *self.backend
     }
@@ -136,27 +147,38 @@ impl IoActor {
         } else {
             self.take_plans();
         }
-        let door = &self.core.doors[self.index];
-        let in_flight = self.reads.len() - self.free_reads.len();
-        let mut announced = false;
-        let wait = if !self.plans.is_empty() || !may_wait {
-            Wait::Poll
-        } else if in_flight > 0 {
-            Wait::Completion
-        } else if door.queue.is_closed() && door.queue.is_empty() {
+        let in_flight = self.in_flight();
+        let may_sleep = may_wait && self.plans.is_empty();
+        let queue = &self.core.doors[self.index].queue;
+        if may_sleep && in_flight == 0 && queue.is_closed() && queue.is_empty() {
             return Ok(Selected::Stop);
-        } else {
-            door.queue.bell().announce();
-            announced = true;
-            if door.queue.is_empty() && !door.queue.is_closed() { Wait::Wake } else { Wait::Poll }
+        }
+        // Asleep only where a new plan could start at once: at the limit of reads in flight it would have to wait for one anyway.
+        let announces = may_sleep && in_flight < self.in_flight_max();
+        if announces {
+            queue.bell().announce();
+        }
+        let news = announces && (!queue.is_empty() || (in_flight == 0 && queue.is_closed()));
+        let wait = match in_flight {
+            _ if !may_sleep || news => Wait::Poll,
+            0 => Wait::Wake,
+            _ => Wait::Completion,
         };
         let reaped =
             if in_flight == 0 && wait == Wait::Poll { Ok(()) } else { self.backend.reap(wait, &mut self.completions) };
-        if announced {
+        if announces {
             self.core.doors[self.index].queue.bell().retract();
         }
         reaped?;
         Ok(Selected::Work)
+    }
+
+    /// Reads that may be in flight now: fewer while somebody waits for each token.
+    fn in_flight_max(&self) -> usize {
+        let limits = &self.core.limits;
+        let interactive = self.core.interactive_live.load(Ordering::Relaxed) > 0;
+        let max = if interactive { limits.in_flight_interactive } else { limits.in_flight_bulk };
+        self.reads.len().min(max as usize)
     }
 
     /// After a close nobody waits for what has not been read: plans and wants are dropped, reads in flight are waited for.
@@ -170,13 +192,14 @@ impl IoActor {
         self.backlog.clear();
     }
 
-    /// Takes plans out of the bands, the most urgent first, as long as their wants have room; a quarter of the room is decode's alone.
+    /// Takes plans out of the bands, the most urgent first: decode's as long as there is room, others only as far as it takes to keep
+    /// the device busy and to sort well, so that a flood neither fills the slab nor holds up what has arrived.
     fn take_plans(&mut self) {
         let queue = &self.core.doors[self.index].queue;
         let mut room = self.free_wants;
         for class in PlanClass::ALL {
-            let reserve = if class == PlanClass::Decode { 0 } else { self.wants.len() / 4 };
-            while room >= self.plan_wants_max + reserve {
+            let keep = if class == PlanClass::Decode { 0 } else { self.wants.len().saturating_sub(SORTED_WANTS) };
+            while room >= self.plan_wants_max.max(keep) {
                 let Some(plan) = queue.pop(class as usize) else { break };
                 room -= self.plan_wants_max;
                 self.plans.push((plan, class));
@@ -184,52 +207,42 @@ impl IoActor {
         }
     }
 
-    /// Does what [`IoActor::select`] found: takes plans in, deposits what has arrived, starts reads.
+    /// Does what [`IoActor::select`] found: deposits what has arrived, takes plans in, starts reads.
     pub(crate) fn apply(&mut self) {
-        let mut plans = std::mem::take(&mut self.plans);
-        for (plan, class) in plans.drain(..) {
-            self.take_in(plan, class);
-        }
-        self.plans = plans;
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             self.complete(completion);
         }
         self.completions = completions;
+        let mut plans = std::mem::take(&mut self.plans);
+        for (plan, class) in plans.drain(..) {
+            self.take_in(plan, class);
+        }
+        self.plans = plans;
         self.start_reads();
     }
 
     fn take_in(&mut self, plan: u32, class: PlanClass) {
-        let core = Arc::clone(&self.core);
+        let Self { core, index, wants, backlog, .. } = self;
         let stamp_ns = core.plans.stamp_ns(plan);
-        for group in core.plans.groups(plan, self.index) {
-            let (table, _, rows) = core.group_rows(group);
+        for group in core.plans.groups(plan, *index) {
+            let (table, rows) = core.group_rows(group);
             let rank = Rank::new(class as u8, stamp_ns, table as u16);
             for (head, row) in rows.enumerate() {
                 let mut row_offset = 0;
                 for part in 0..core.tables[table].parts().len() {
-                    let extent = core.tables[table].extent(part, row);
-                    if core.placement.actor_of(extent.file) == self.index {
+                    let Extent { file, offset, len } = core.tables[table].extent(part, row);
+                    if core.placement.actor_of(file) == *index {
                         let want = self.free_want;
-                        let slot = &mut self.wants[want as usize];
+                        let slot = &mut wants[want as usize];
                         self.free_want = slot.next;
                         self.free_wants -= 1;
-                        *slot = Want {
-                            group,
-                            table: table as u16,
-                            head: head as u16,
-                            row_offset,
-                            row,
-                            rank,
-                            offset: extent.offset,
-                            len: extent.len,
-                            alone: false,
-                            next: NIL,
-                        };
-                        let (file, offset, len) = (extent.file, extent.offset, extent.len);
-                        self.backlog.push(Wanted { rank, file, offset, len, want, alone: false });
+                        let (table, head) = (table as u16, head as u16);
+                        *slot =
+                            Want { group, table, head, row_offset, row, rank, offset, len, alone: false, next: NIL };
+                        backlog.push(Wanted { rank, file, offset, len, want, alone: false });
                     }
-                    row_offset += extent.len;
+                    row_offset += len;
                 }
             }
         }
@@ -238,11 +251,9 @@ impl IoActor {
 
     /// Starts reads up to the limit of reads in flight.
     fn start_reads(&mut self) {
-        let limits = &self.core.limits;
-        let interactive = self.core.interactive_live.load(Ordering::Relaxed) > 0;
-        let in_flight_max = if interactive { limits.in_flight_interactive } else { limits.in_flight_bulk } as usize;
+        let in_flight_max = self.in_flight_max();
         let mut queued = false;
-        while self.in_flight() < in_flight_max.min(self.reads.len()) {
+        while self.in_flight() < in_flight_max {
             let Some(first) = self.backlog.pop() else { break };
             if self.join_read(&first) {
                 continue;
@@ -274,7 +285,7 @@ impl IoActor {
     /// Joins a want to a read in flight that covers it.
     fn join_read(&mut self, wanted: &Wanted) -> bool {
         let Some(&slot) = self.pages.get(&(wanted.file, wanted.offset / PAGE_BYTES)) else { return false };
-        let own = self.own_pages(wanted);
+        let own = own_pages(&*self.backend, wanted);
         let read = &mut self.reads[slot as usize];
         if !read.pages.covers(wanted) || (wanted.alone && read.pages != own) {
             return false;
@@ -283,11 +294,6 @@ impl IoActor {
         read.wants = wanted.want;
         self.core.counters.page_joins.add(1);
         true
-    }
-
-    /// What is read for a want if nothing is merged with it.
-    fn own_pages(&self, wanted: &Wanted) -> Pages {
-        Pages::around(wanted, u64::from(self.backend.alignment(wanted.file)).max(PAGE_BYTES))
     }
 
     /// Queues what a slot's read still lacks, from the last place where a read may begin: the bytes behind it are the backend's again.
@@ -366,29 +372,29 @@ impl IoActor {
     /// the read was theirs alone; else it may have failed by pages that they do not need, and they are read again by themselves.
     fn finish(&mut self, slot: u32, errno: i32) {
         let read = self.reads[slot as usize];
-        let core = Arc::clone(&self.core);
+        let Self { core, backend, wants, backlog, .. } = self;
         let mut at = read.wants;
         while at != NIL {
-            let want = self.wants[at as usize];
+            let want = wants[at as usize];
             let begin = (want.offset - read.pages.offset) as usize;
             let end = begin + want.len as usize;
             let Want { rank, offset, len, .. } = want;
             let wanted = Wanted { rank, file: read.pages.file, offset, len, want: at, alone: true };
-            if end > read.done as usize && self.own_pages(&wanted) != read.pages {
-                self.wants[at as usize].alone = true;
+            if end > read.done as usize && own_pages(&**backend, &wanted) != read.pages {
+                wants[at as usize].alone = true;
                 core.counters.retries.add(1);
-                self.backlog.push(wanted);
+                backlog.push(wanted);
                 at = want.next;
                 continue;
             }
             if end <= read.done as usize {
-                let bytes = &self.backend.slot(slot)[begin..end];
+                let bytes = &backend.slot(slot)[begin..end];
                 core.fill_group(want.group, want.table.into(), want.head.into(), want.row_offset as usize, bytes);
             } else {
                 core.counters.reads_failed.add(1);
                 core.groups[want.group as usize].key().failure.set(want.table.into(), want.row, read.pages.file, errno);
             }
-            self.wants[at as usize].next = self.free_want;
+            wants[at as usize].next = self.free_want;
             self.free_want = at;
             self.free_wants += 1;
             core.deposit_group(want.group);
@@ -413,4 +419,9 @@ impl IoActor {
         }
         Ok(())
     }
+}
+
+/// What is read for a want if nothing is merged with it.
+fn own_pages(backend: &dyn Backend, wanted: &Wanted) -> Pages {
+    Pages::around(wanted, u64::from(backend.alignment(wanted.file)).max(PAGE_BYTES))
 }

@@ -208,7 +208,8 @@ impl<'s> Future for AwaitLayer<'s> {
 
 impl Drop for AwaitLayer<'_> {
     fn drop(&mut self) {
-        if matches!(self.stage, Stage::Claimed { .. }) {
+        if let Stage::Claimed { table, .. } = self.stage {
+            self.slot().layers[table as usize].gate.unregister();
             self.slot().taker.unclaim();
             self.let_go_of_slot();
         }

@@ -18,10 +18,11 @@ use crate::protocol::index_stack::IndexStack;
 use crate::protocol::plan_queue::{PlanQueue, PushError};
 use crate::request::Slot;
 use crate::stats::Counters;
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, OnceLock, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, BoundedQueue, Mutex, OnceLock, Ordering, lock};
 use crate::{Closed, Layer, ReadError, StartError};
 use engram_keygen::{Keygen, ORDERS_MAX, RowId};
 use engram_store::{DataFile, FileId, Table};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Shapes that follow from keys and tables.
@@ -142,7 +143,8 @@ pub(crate) struct Core {
     pub(crate) limits: Resolved,
     pub(crate) placement: Placement,
     pub(crate) slots: Box<[Slot]>,
-    pub(crate) free_slots: IndexStack,
+    /// First in, first out: an ended request's orphans have the longest time to come home before its slot serves again.
+    pub(crate) free_slots: BoundedQueue<u32>,
     pub(crate) cells: Box<[Cell<CellBody>]>,
     free_cells: IndexStack,
     links: Links,
@@ -156,11 +158,15 @@ pub(crate) struct Core {
     pub(crate) plans: PlanSlab,
     pub(crate) doors: Vec<ActorDoor>,
     closing: Closing,
+    /// Requests that have begun and not ended; at most `requests_max`.
+    pub(crate) live: AtomicU32,
     /// Live interactive requests: while there is one, the in-flight limit is the lower one.
     pub(crate) interactive_live: AtomicU32,
     pub(crate) counters: Counters,
     pub(crate) epoch: Instant,
     pub(crate) workers: crate::workers::WorkQueue,
+    /// Why the scheduler failed, told with the backends' notes.
+    pub(crate) failures: Mutex<Vec<String>>,
 }
 
 impl std::fmt::Debug for Core {
@@ -209,8 +215,12 @@ impl Core {
             failure: Failure::default(),
         };
         Ok(Self {
-            slots: (0..=limits.requests).map(|i| Slot::new(i, &keygen, &limits, &geometry)).collect(),
-            free_slots: IndexStack::full(limits.requests),
+            slots: (0..=limits.request_slots).map(|i| Slot::new(i, &keygen, &limits, &geometry)).collect(),
+            free_slots: {
+                let free = BoundedQueue::new(limits.request_slots as usize);
+                (0..limits.request_slots).for_each(|slot| free.push(slot).expect("as many places as slots"));
+                free
+            },
             cells: (0..cells).map(|_| Cell::new(cell())).collect(),
             free_cells: IndexStack::full(cells),
             links: Links::new(cells as usize * geometry.orders),
@@ -219,16 +229,18 @@ impl Core {
             index: GroupIndex::new(groups as usize),
             group_rows: (0..groups as usize * geometry.heads).map(|_| AtomicU64::new(0)).collect(),
             group_memory: reserve(u64::from(groups) * geometry.group_bytes as u64)?,
-            destination_memory: reserve(destination * u64::from(limits.requests))?,
+            destination_memory: reserve(destination * u64::from(limits.request_slots))?,
             plans: PlanSlab::new(plans, placement.actors()),
             doors: (0..placement.actors())
                 .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
                 .collect(),
             closing: Closing::new(),
+            live: AtomicU32::new(0),
             interactive_live: AtomicU32::new(0),
             counters: Counters::default(),
             epoch: Instant::now(),
-            workers: crate::workers::WorkQueue::new(limits.requests as usize + 1),
+            workers: crate::workers::WorkQueue::new(limits.request_slots as usize + 1),
+            failures: Mutex::new(Vec::new()),
             keygen,
             tables,
             files,
@@ -262,8 +274,22 @@ impl Core {
                 door.wake();
             }
             self.workers.close();
-            self.slots.iter().for_each(Slot::wake_layers);
+            for slot in 0..=self.limits.request_slots {
+                (0..self.geometry.layers.len()).for_each(|table| self.wake_layer(slot, table));
+            }
         });
+    }
+
+    /// Ends service because something inside failed: the note first, so that whoever sees the end finds the cause.
+    pub(crate) fn fail(&self, note: String) {
+        lock(&self.failures).push(note);
+        self.close(Closed::Fatal);
+    }
+
+    /// Wakes the waiter of a layer. Its waker is the engine's: a panic of it stays with it (and is told by the panic hook).
+    pub(crate) fn wake_layer(&self, slot: u32, table: usize) {
+        let gate = &self.slots[slot as usize].layers[table].gate;
+        let _ = catch_unwind(AssertUnwindSafe(|| gate.wake()));
     }
 
     // ---- cells -----------------------------------------------------------------------------------------------------------------
@@ -341,7 +367,7 @@ impl Core {
             Deposited::Copy => {
                 let (slot, table, complete) = self.copy(cell);
                 if complete {
-                    self.slots[slot as usize].layers[table].gate.wake();
+                    self.wake_layer(slot, table);
                 }
                 self.free_cell(cell);
                 if complete {
@@ -390,7 +416,9 @@ impl Core {
                 && key.mix.load(Ordering::Relaxed) == mix
                 && key.place.load(Ordering::Relaxed) != 0
                 && !key.failure.is_set();
-            if !same {
+            // A plan of a lower class may wait behind others for as long as there are any: a token does not wait with it.
+            let served = found.is_published() || key.class.load(Ordering::Relaxed) <= plan.class as u32;
+            if !same || !served {
                 self.unpin(group);
                 continue;
             }
@@ -438,14 +466,14 @@ impl Core {
         group
     }
 
-    /// Table, class and rows of a group that the caller holds.
-    pub(crate) fn group_rows(&self, group: u32) -> (usize, u8, impl Iterator<Item = RowId>) {
+    /// Table and rows of a group that the caller holds.
+    pub(crate) fn group_rows(&self, group: u32) -> (usize, impl Iterator<Item = RowId>) {
         let key = self.groups[group as usize].key();
         let base = group as usize * self.geometry.heads;
         let len = key.rows_len.load(Ordering::Relaxed) as usize;
         let rows = self.group_rows[base..base + len].iter().map(|r| r.load(Ordering::Relaxed));
         let table = key.table_order.load(Ordering::Relaxed) >> 8;
-        (table as usize, key.class.load(Ordering::Relaxed) as u8, rows)
+        (table as usize, rows)
     }
 
     fn unpin(&self, group: u32) {
@@ -512,7 +540,7 @@ impl Core {
             return;
         }
         for (i, &group) in plan.groups.iter().enumerate() {
-            let (table, _, rows) = self.group_rows(group);
+            let (table, rows) = self.group_rows(group);
             for row in rows {
                 for part in 0..self.tables[table].parts().len() {
                     shares[self.placement.actor_of(self.tables[table].extent(part, row).file)] |= 1 << i;

@@ -69,7 +69,7 @@ impl Core {
 
     fn destination_range(&self, slot: u32, table: usize, index: usize, tokens: usize) -> (usize, usize) {
         let tokens_max = self.limits.await_tokens as usize;
-        assert!(slot < self.limits.requests && index + tokens <= tokens_max);
+        assert!(slot < self.limits.request_slots && index + tokens <= tokens_max);
         let before: usize = self.geometry.token_bytes[..table].iter().map(|bytes| bytes * tokens_max).sum();
         let slot_bytes = self.limits.slot_destination_bytes(&self.geometry) as usize;
         let token_bytes = self.geometry.token_bytes[table];

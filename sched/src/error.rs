@@ -56,6 +56,12 @@ pub enum StartError {
         /// What is wrong with it.
         why: String,
     },
+    /// A thread ended before it had begun.
+    #[error("{why}; this is a bug, please report it")]
+    Thread {
+        /// Which, and its panic.
+        why: String,
+    },
     /// A thread could not be started.
     #[error("cannot start thread {name}: {source}; raise the process limit (ulimit -u, pids cgroup)")]
     Spawn {
@@ -92,7 +98,7 @@ pub enum TokenError {
         vocab: u32,
     },
     /// Tokens must follow each other: the position is not the request's end.
-    #[error("position {pos} does not follow the request's end {end}")]
+    #[error("position {pos} does not follow the request's end {end}; feed the tokens in order")]
     Gap {
         /// Position after the last token.
         end: u64,
@@ -179,9 +185,9 @@ pub struct ReadError {
 
 fn describe_errno(errno: i32) -> String {
     if errno == 0 {
-        "the file ends before the row: it was truncated; restore it and reopen".into()
+        "the file ends before the row, or gives no more of it: it was truncated, or its disk fails; restore it and reopen".into()
     } else {
-        std::io::Error::from_raw_os_error(errno).to_string()
+        format!("{}; check the disk and the kernel's log", std::io::Error::from_raw_os_error(errno))
     }
 }
 
@@ -189,14 +195,18 @@ fn describe_errno(errno: i32) -> String {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The kernel still holds buffers; nothing was freed, call again.
-    #[error(
-        "{threads} threads have not ended, and ended ones left {reads} reads in the kernel; their buffers stay reserved, call again"
-    )]
+    /// Threads still wait for their reads; nothing was freed, call again.
+    #[error("{threads} threads still wait for reads in the kernel; their buffers stay reserved, call shutdown again")]
     Busy {
-        /// Threads that wait for their reads.
+        /// Threads that have not ended.
         threads: usize,
-        /// Reads that actors have given up waiting for.
+    },
+    /// Everything has ended but for reads that the kernel never gave back: their buffers are given up, never freed.
+    #[error(
+        "all threads have ended, but {reads} reads never came back from the kernel; their buffers are given up for good"
+    )]
+    Abandoned {
+        /// Reads still out.
         reads: u64,
     },
 }

@@ -10,7 +10,7 @@
 use crate::TokenError;
 use crate::core::{Core, Failure, Geometry, Wakes};
 use crate::limits::{ROW_CELLS, Resolved};
-use crate::plan::{PlanClass, PlanDraft};
+use crate::plan::{PLAN_GROUPS_MAX, PlanClass, PlanDraft};
 use crate::protocol::admission::Admission;
 use crate::protocol::ask::Ask;
 use crate::protocol::credit::Credit;
@@ -99,7 +99,7 @@ impl Slot {
     pub(crate) fn new(index: u32, keygen: &Keygen, limits: &Resolved, geometry: &Geometry) -> Self {
         let tables = geometry.layers.len();
         // The slot past the last request is that of row reads: it has cells, but neither tokens nor an actor at work.
-        let is_request = index < limits.requests;
+        let is_request = index < limits.request_slots;
         let (cells, tokens) =
             if is_request { (limits.request_cells(), limits.request_tokens as usize) } else { (ROW_CELLS, 32) };
         let bound = if is_request { limits.await_tokens as usize * tables } else { 0 };
@@ -129,13 +129,6 @@ impl Slot {
         }
     }
 
-    /// Lets every waiter look around.
-    pub(crate) fn wake_layers(&self) {
-        for layer in &self.layers {
-            layer.gate.wake();
-        }
-    }
-
     /// Asks the actor to bind the next range; the caller runs the actor afterwards.
     pub(crate) fn ask_to_bind(&self) {
         self.bind.raise();
@@ -160,7 +153,7 @@ pub(crate) struct Feed<'a> {
 impl Core {
     /// The slot of an id; any id of another scheduler or another time is simply unknown.
     pub(crate) fn slot_of(&self, req: RequestId) -> Result<&Slot, TokenError> {
-        if req.slot() >= self.limits.requests {
+        if req.slot() >= self.limits.request_slots {
             return Err(TokenError::UnknownRequest(req));
         }
         Ok(&self.slots[req.slot() as usize])
@@ -174,7 +167,16 @@ impl Core {
             SeedError::Token(bad) => TokenError::BadToken { tok: bad.token, pos: begin.start_pos, vocab: bad.vocab },
             _ => TokenError::MaskLength { live: begin.live.map_or(0, <[bool]>::len), toks: begin.history.len() },
         })?;
-        let index = self.free_slots.pop().ok_or(TokenError::LimitReached("requests_max"))?;
+        let requests = self.limits.requests;
+        let one_more = |live| (live < requests).then_some(live + 1);
+        if self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+            return Err(TokenError::LimitReached("requests_max"));
+        }
+        let Some(index) = self.free_slots.pop() else {
+            // More ended requests than slots to spare are kept by their guards.
+            self.live.fetch_sub(1, Ordering::Relaxed);
+            return Err(TokenError::LimitReached("requests_max"));
+        };
         let slot = &self.slots[index as usize];
         slot.end.store(begin.start_pos, Ordering::Relaxed);
         slot.prefill_end.store(0, Ordering::Relaxed);
@@ -224,11 +226,14 @@ impl Core {
             }
         }
         let entries = feed.toks.iter().enumerate().map(|(i, &token)| Entry { token, live: is_live(i) });
-        if !slot.mailbox.push(entries) {
-            return Err(TokenError::LimitReached("request_tokens_max"));
-        }
+        // Before the push: a runner that is at work may take the tokens the moment they are in.
+        let prefill_before = slot.prefill_end.load(Ordering::Relaxed);
         if feed.prefill {
-            slot.prefill_end.store(new_end, Ordering::Relaxed); // ordered by the run gate
+            slot.prefill_end.store(new_end, Ordering::Relaxed); // ordered by the mailbox's tail
+        }
+        if !slot.mailbox.push(entries) {
+            slot.prefill_end.store(prefill_before, Ordering::Relaxed);
+            return Err(TokenError::LimitReached("request_tokens_max"));
         }
         slot.end.store(new_end, Ordering::Relaxed);
         self.counters.tokens.add(feed.toks.len() as u64);
@@ -239,7 +244,9 @@ impl Core {
     pub(crate) fn end(&self, req: RequestId) {
         let Ok(slot) = self.slot_of(req) else { return };
         if slot.tenure.end(req.generation()) {
-            slot.wake_layers(); // also when another thread runs the actor just now
+            self.live.fetch_sub(1, Ordering::Relaxed);
+            // Also when another thread runs the actor just now.
+            (0..slot.layers.len()).for_each(|table| self.wake_layer(req.slot(), table));
             self.run(req.slot());
         }
     }
@@ -257,15 +264,26 @@ impl Core {
     }
 
     fn run_claimed(&self, slot: u32, runner: Runner<'_, KeygenActor>) {
+        /// Ends service if the run unwinds: the actor stays claimed, its waiters would wait for ever.
+        struct FailOnUnwind<'c>(Option<&'c Core>);
+        impl Drop for FailOnUnwind<'_> {
+            fn drop(&mut self) {
+                if let Some(core) = self.0 {
+                    core.fail("a keygen actor panicked on the thread that fed it; reopen the scheduler".into());
+                }
+            }
+        }
+        let mut unwinds = FailOnUnwind(Some(self));
         let mut wakes = Wakes::default();
         let mut budget = self.limits.inline_tokens;
         let left = runner.run(|actor| self.look(slot, actor, &mut budget, &mut wakes));
+        unwinds.0 = None;
         if let Some(claim) = left {
             self.workers.push(slot, claim.pass_on());
         }
         // Wakers run outside of all claims.
         for table in (0..self.geometry.layers.len()).filter(|t| wakes.0 >> t & 1 == 1) {
-            self.slots[slot as usize].layers[table].gate.wake();
+            self.wake_layer(slot, table);
         }
     }
 
@@ -290,7 +308,7 @@ impl Core {
                     slot.taker.reset();
                     let _ = slot.bind.take();
                     actor.phase = Phase::Vacant;
-                    self.free_slots.push(index);
+                    self.free_slots.push(index).expect("as many places as slots");
                 }
                 true
             }
@@ -368,7 +386,6 @@ impl Core {
     fn plan(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
         let slot = &self.slots[index as usize];
         let tables = slot.layers.len();
-        let per_token = tables * self.geometry.orders;
         let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Decode };
         let mut go_on = true;
         while !slot.mailbox.is_empty() {
@@ -388,13 +405,16 @@ impl Core {
                 RequestClass::Interactive if pos < slot.prefill_end.load(Ordering::Relaxed) => PlanClass::Prefill,
                 RequestClass::Interactive => PlanClass::Decode,
             };
-            if draft.class != class || draft.groups.len() + per_token > crate::plan::PLAN_GROUPS_MAX {
+            if draft.class != class {
                 self.send(&mut draft);
                 draft.class = class;
             }
             let window = self.keygen.push(&mut actor.history, entry.token, entry.live);
             actor.planned += 1;
             for table in 0..tables {
+                if draft.groups.len() + self.geometry.orders > PLAN_GROUPS_MAX {
+                    self.send(&mut draft);
+                }
                 let cell = self.open_token_cell(index, table, &window, &mut draft);
                 if pos < actor.bound_end {
                     let at = (pos - actor.bound_start) as usize;

@@ -79,52 +79,81 @@ impl RowReads {
     }
 }
 
+/// The cells of one window, bound to the caller's memory. Dropping it, in whatever way the window ends, takes the destinations back and
+/// waits for copies under way: afterwards nobody writes there.
+struct Window<'c> {
+    core: &'c Core,
+    table: usize,
+    /// Counts of the layer gate that are neither bound to a cell nor given: cells to come, and the binder's own.
+    unbound: u32,
+    bound: Vec<(u32, u32)>,
+    /// The layer is complete: nothing is left to take back.
+    complete: bool,
+}
+
+impl Window<'_> {
+    fn gate(&self) -> &crate::protocol::layer_gate::LayerGate {
+        &self.core.slots[self.core.limits.request_slots as usize].layers[self.table].gate
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        if self.complete {
+            return;
+        }
+        let orphaned = self.bound.iter().filter(|&&(cell, generation)| self.core.orphan_cell(cell, generation)).count();
+        let mut complete = self.gate().is_complete();
+        let rest = self.unbound + orphaned as u32;
+        if rest > 0 {
+            complete = self.gate().complete(rest);
+        }
+        while !complete {
+            thread::yield_now(); // for the length of a copy
+            complete = self.gate().is_complete();
+        }
+        if thread::panicking() {
+            self.core.fail("a row read panicked; reopen the scheduler".into());
+        }
+    }
+}
+
 fn read_window(core: &Core, table: usize, rows: &[RowId], out: &mut [u8]) -> Result<(), ReadRowsError> {
-    let slot_index = core.limits.requests;
+    let slot_index = core.limits.request_slots;
     let slot = &core.slots[slot_index as usize];
     let layer = &slot.layers[table];
     let (heads, row_bytes) = (core.geometry.heads, core.geometry.row_bytes[table]);
     let cells = rows.len().div_ceil(heads);
-    let waker = thread_waker();
     layer.failure.clear();
     layer.gate.arm(cells as u32);
+    let bound = Vec::with_capacity(cells);
+    let mut window = Window { core, table, unbound: cells as u32 + 1, bound, complete: false };
     let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Bulk };
-    let mut bound = Vec::with_capacity(cells);
     for (rows, out) in rows.chunks(heads).zip(out.chunks_mut(heads * row_bytes)) {
         while !slot.credit.take(1) {
-            layer.gate.register(&waker); // cells of the last window give their credit back a moment after their bytes
-            thread::yield_now();
+            core.check_open()?;
+            thread::yield_now(); // cells of the last window give their credit back a moment after their bytes
         }
         let (cell, generation) = core.open_cell(slot_index, table, 1, rows.len() * row_bytes);
         core.want_rows(cell, table, rows, &mut draft);
         core.cells[cell as usize].payload().destination.set(out.as_mut_ptr());
+        window.bound.push((cell, generation));
+        window.unbound -= 1;
         core.bind_cell(cell, &mut crate::core::Wakes::default());
-        bound.push((cell, generation));
         if draft.groups.len() == PLAN_GROUPS_MAX {
             core.send(&mut draft);
         }
     }
     core.send(&mut draft);
-    let mut complete = layer.gate.complete(1);
-    let mut closed = None;
-    while !complete {
-        complete = layer.gate.poll(&waker);
-        if !complete && closed.is_none() {
-            closed = core.check_open().err();
-            if closed.is_some() {
-                // The actors stop: take the destinations back. Copies under way are waited for by the loop.
-                let freed = bound.iter().filter(|&&(cell, generation)| core.orphan_cell(cell, generation)).count();
-                complete = freed > 0 && layer.gate.complete(freed as u32);
-                continue;
-            }
-        }
-        if !complete {
+    window.unbound -= 1;
+    window.complete = layer.gate.complete(1);
+    let waker = thread_waker();
+    while !window.complete {
+        window.complete = layer.gate.poll(&waker);
+        if !window.complete {
+            core.check_open()?;
             thread::park();
         }
     }
-    match closed {
-        Some(closed) => Err(closed.into()),
-        None if layer.failure.is_set() => Err(layer.failure.error(core).into()),
-        None => Ok(()),
-    }
+    if layer.failure.is_set() { Err(layer.failure.error(core).into()) } else { Ok(()) }
 }

@@ -152,7 +152,7 @@ impl Scheduler {
     /// Ends service: every waiter gets an error, reads in flight are waited for, threads end. May be called again, from any handle.
     ///
     /// # Errors
-    /// [`ShutdownError::Busy`] if the kernel still holds buffers after `timeout`: they stay reserved, call again.
+    /// [`ShutdownError`] if the kernel still holds buffers after `timeout`: they stay reserved.
     pub fn shutdown(&self, timeout: Duration) -> Result<Stats, ShutdownError> {
         self.inner.threads.shutdown(self.core(), timeout)?;
         Ok(self.stats())
@@ -160,7 +160,7 @@ impl Scheduler {
 
     /// Counters since start.
     pub fn stats(&self) -> Stats {
-        self.core().counters.snapshot(self.inner.threads.reports())
+        self.core().counters.snapshot(self.inner.threads.reports(self.core()))
     }
 
     /// What the limits in force cost at most.

@@ -1,14 +1,15 @@
 //! Start and end: checks, threads, shutdown.
 
 use crate::actor::IoActor;
+use crate::batch::PAGE_BYTES;
 use crate::core::{Core, Geometry};
 use crate::io::{BackendFactory, BackendOptions, BackendReport, FileSet, OsThreads, Pinned, SpawnThread};
 use crate::limits::Resolved;
 use crate::placement::{ACTORS_MAX, Placement};
 use crate::scheduler::{Layer, Parts, StartOptions};
-use crate::sync::{Arc, Condvar, Mutex, lock, thread};
+use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, Ordering, lock, thread};
 use crate::{Closed, ShutdownError, StartError, workers};
-use engram_store::FileId;
+use engram_store::{FileId, Table};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -180,11 +181,8 @@ impl Threads {
         let counted = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
                 let why = format!("thread {thread} panicked: {}", panic_message(&*panic));
-                board.update(|b| {
-                    b.reports[0].notes.push(why.clone());
-                    b.refused = Some(StartError::Backend { backend: "chosen", why });
-                });
-                core.close(Closed::Fatal);
+                core.fail(format!("{why}; every wait fails since then, reopen the scheduler"));
+                board.update(|b| b.refused = Some(StartError::Thread { why }));
             }
             board.update(|b| b.running -= 1);
         };
@@ -213,20 +211,29 @@ impl Threads {
         }
     }
 
-    /// What each actor's backend uses.
-    pub(crate) fn reports(&self) -> Vec<BackendReport> {
-        lock(&self.board.state).reports.clone()
+    /// What each actor's backend uses; the first also tells why the scheduler failed, if it did.
+    pub(crate) fn reports(&self, core: &Core) -> Vec<BackendReport> {
+        let mut reports = lock(&self.board.state).reports.clone();
+        if let Some(first) = reports.first_mut() {
+            first.notes.extend(lock(&core.failures).iter().cloned());
+        }
+        reports
     }
 
     /// Closes the core and waits, at most `timeout`, for its threads.
     pub(crate) fn shutdown(&self, core: &Core, timeout: Duration) -> Result<(), ShutdownError> {
         core.close(Closed::Shutdown);
+        let this = thread::current().id();
+        if lock(&self.handles).iter().any(|handle| handle.thread().id() == this) {
+            // The last handle was dropped by a waker on a thread of ours, which cannot wait for itself. It ends by itself.
+            return Err(ShutdownError::Busy { threads: lock(&self.board.state).running });
+        }
         let deadline = Instant::now().checked_add(timeout); // none: for ever
         let mut state = lock(&self.board.state);
         while state.running > 0 {
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Err(ShutdownError::Busy { threads: state.running, reads: state.abandoned });
+                return Err(ShutdownError::Busy { threads: state.running });
             }
             state = self.board.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
         }
@@ -235,13 +242,15 @@ impl Threads {
         for handle in lock(&self.handles).drain(..) {
             let _ = handle.join(); // its panic, if any, has been seen to
         }
-        if abandoned > 0 { Err(ShutdownError::Busy { threads: 0, reads: abandoned }) } else { Ok(()) }
+        if abandoned > 0 { Err(ShutdownError::Abandoned { reads: abandoned }) } else { Ok(()) }
     }
 }
 
 /// An I/O actor's thread. The backend and its buffers outlive whatever unwinds out of the actor, and are drained here.
 fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Board) {
-    let pinned = crate::io::pin_to_allowed_cpu(index);
+    // Counted over all schedulers of the process, so that two models do not share one CPU while others are free.
+    static PINNED: AtomicUsize = AtomicUsize::new(0);
+    let pinned = crate::io::pin_to_allowed_cpu(PINNED.fetch_add(1, Ordering::Relaxed));
     let backend = match factory.build() {
         Ok(backend) => backend,
         Err(error) => {
@@ -249,6 +258,10 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
             return;
         }
     };
+    if let Err(error) = check_backend(core, &*backend) {
+        board.update(|b| b.refused = Some(error));
+        return;
+    }
     let _ = core.doors[index].waker.set(backend.waker());
     let mut actor = IoActor::new(Arc::clone(core), index, backend);
     let report = |actor: &mut IoActor| {
@@ -270,19 +283,33 @@ fn io_thread(core: &Arc<Core>, index: usize, factory: BackendFactory, board: &Bo
         Err(panic) => Some(format!("it panicked: {}", panic_message(&*panic))),
     };
     // A backend that has failed may fail at this, too; the cause is told all the same.
-    let mut last = catch_unwind(AssertUnwindSafe(|| report(&mut actor))).unwrap_or(first);
-    let failed = cause.is_some();
-    if let Some(cause) = cause {
-        last.notes
-            .push(format!("I/O actor {index} stopped: {cause}; every wait fails since then, reopen the scheduler"));
-    }
+    let last = catch_unwind(AssertUnwindSafe(|| report(&mut actor))).unwrap_or(first);
     board.update(|b| b.reports[index] = last);
-    if failed {
-        core.close(Closed::Fatal);
+    if let Some(cause) = cause {
+        core.fail(format!("I/O actor {index} stopped: {cause}; every wait fails since then, reopen the scheduler"));
     }
     let drained = catch_unwind(AssertUnwindSafe(|| actor.backend().drain(DRAIN_MAX)));
     let left = drained.unwrap_or_else(|_| actor.in_flight());
     board.update(|b| b.abandoned += left as u64);
+}
+
+/// Refuses a backend whose slots do not hold the widest extent, wherever it begins.
+fn check_backend(core: &Core, backend: &dyn crate::io::Backend) -> Result<(), StartError> {
+    let refuse = |why| Err(StartError::Backend { backend: "given", why });
+    if backend.slots() == 0 {
+        return refuse("it has no buffer slots".into());
+    }
+    let widest = core.tables.iter().flat_map(Table::parts).map(|p| u64::from(p.bytes)).max().unwrap_or(0);
+    for file in 0..core.files.len() {
+        let align = u64::from(backend.alignment(FileId(file as u32))).max(PAGE_BYTES);
+        let need = (widest + 2 * align - 2) / align * align;
+        if need > u64::from(backend.slot_bytes()) {
+            let path = core.files[file].path.display();
+            let got = backend.slot_bytes();
+            return refuse(format!("an extent of {widest} bytes of {path} needs slots of {need} bytes, it has {got}"));
+        }
+    }
+    Ok(())
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -189,8 +189,8 @@ fn limits_that_cannot_work_are_refused_by_name() {
         other => panic!("{other:?}"),
     };
     let d = Limits::default;
-    // One token of each request: 256 x 16 rows x 160 bytes.
-    assert_eq!(bad(Limits { prefetch_bytes_max: 256 * 16 * 160 - 1, ..d() }), "prefetch_bytes_max");
+    // One token of each slot: 288 x 16 rows x 160 bytes.
+    assert_eq!(bad(Limits { prefetch_bytes_max: 288 * 16 * 160 - 1, ..d() }), "prefetch_bytes_max");
     assert_eq!(bad(Limits { prefetch_bytes_max: 1, requests_max: 1, ..d() }), "prefetch_bytes_max");
     assert_eq!(bad(Limits { requests_max: (1 << 16) + 1, ..d() }), "requests_max");
     assert_eq!(bad(Limits { ahead_tokens_max: (1 << 12) + 1, ..d() }), "ahead_tokens_max");
@@ -199,7 +199,7 @@ fn limits_that_cannot_work_are_refused_by_name() {
     assert_eq!(bad(Limits { arena_bytes_max: 4096, ..d() }), "arena_bytes_max");
     assert_eq!(bad(Limits { read_bytes_max: (1 << 20) + 1, ..d() }), "read_bytes_max");
     // Just enough, and more than 32 bits of tokens (a multiple of 2^32 of them, too): both serve.
-    for prefetch_bytes_max in [256 * 16 * 160, (256 * 16 * 160) << 32, u64::MAX] {
+    for prefetch_bytes_max in [288 * 16 * 160, (288 * 16 * 160) << 32, u64::MAX] {
         let scheduler = start_with_limits(Kind::Qwen, Limits { prefetch_bytes_max, ..d() }).expect("started");
         let id = scheduler.begin(Begin::default()).expect("a slot");
         scheduler.on_tokens(id, 0, &[1, 2, 3], None).expect("tokens taken");

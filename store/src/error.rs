@@ -20,6 +20,12 @@ pub enum StoreError {
         /// The path as given.
         path: PathBuf,
     },
+    /// A file that the table needs is not there (any more).
+    #[error("{path}: this file of the table is missing; fetch this file again (a synthetic table: make it again)")]
+    FileMissing {
+        /// The file.
+        path: PathBuf,
+    },
     /// A folder with nothing in it.
     #[error("{path}: the folder is empty; download a checkpoint into it or make a table with `engram-sched synth`")]
     Empty {
@@ -295,7 +301,9 @@ pub enum StoreError {
         why: String,
     },
     /// Raw shards without a manifest need their geometry from the caller.
-    #[error("{path}: raw shards without manifest.json; give rows, row bytes and rows per shard")]
+    #[error(
+        "{path}: raw shards without manifest.json do not tell their geometry; give the bytes of a row (--row-bytes) and the rows of a full shard (--rows-per-shard); the rows of the table (--rows) are optional: without, as many as the files hold"
+    )]
     GeometryNeeded {
         /// The folder.
         path: PathBuf,
@@ -446,6 +454,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// [`StoreError::io`] for a file that a table is known to need: the user named the table, not this file.
+    pub(crate) fn file(path: &Path, doing: &'static str, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::NotFound {
+            return Self::FileMissing { path: path.into() };
+        }
+        Self::Io { path: path.into(), doing, source }
+    }
+
     /// Wraps an error of the operating system: a missing path becomes [`StoreError::PathMissing`].
     pub(crate) fn io(path: &Path, doing: &'static str, source: io::Error) -> Self {
         if source.kind() == io::ErrorKind::NotFound {

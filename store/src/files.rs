@@ -25,7 +25,7 @@ pub(crate) struct FileSet {
 impl FileSet {
     /// The entry of a file; a second link to the same inode gives the first entry.
     pub(crate) fn add(&mut self, path: &Path) -> Result<FileId, StoreError> {
-        let meta = fs::metadata(path).map_err(|e| StoreError::io(path, "look at", e))?;
+        let meta = fs::metadata(path).map_err(|e| StoreError::file(path, "look at", e))?;
         if !meta.is_file() {
             let saw = "a folder or device where a file should be".to_owned();
             return Err(StoreError::Unrecognized { path: path.into(), saw });

@@ -226,7 +226,8 @@ fn open_shards(folder: &Path, path: &Path, manifest: &Manifest) -> Result<Opened
             Some(name) => inside(path, folder, name)?,
             None => folder.to_path_buf(),
         };
-        let geometry = raw::read_geometry(&place)?.ok_or_else(|| StoreError::GeometryNeeded { path: place.clone() })?;
+        let geometry = raw::read_geometry(&place)?
+            .ok_or_else(|| StoreError::FileMissing { path: place.join(raw::RAW_MANIFEST) })?;
         let geometry = geometry.with_layer(table.layer);
         opened.tables.push(raw::open_table(&place, &geometry, &mut files)?);
     }

@@ -145,7 +145,7 @@ impl Opened {
     fn note_holes(&mut self) -> Result<(), StoreError> {
         let mut sparse = Vec::new();
         for file in &self.files {
-            let meta = fs::metadata(&file.path).map_err(|e| StoreError::io(&file.path, "look at", e))?;
+            let meta = fs::metadata(&file.path).map_err(|e| StoreError::file(&file.path, "look at", e))?;
             if meta.blocks() * 512 + PAGE < file.len {
                 sparse.push(&file.path);
             }

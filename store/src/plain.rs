@@ -32,8 +32,8 @@ impl PlainReader {
     /// As [`PlainReader::open`].
     pub fn new(files: Vec<DataFile>, tables: Vec<Table>) -> Result<Self, StoreError> {
         let open = |data: DataFile| {
-            let file = File::open(&data.path).map_err(|e| StoreError::io(&data.path, "open", e))?;
-            let len = file.metadata().map_err(|e| StoreError::io(&data.path, "look at", e))?.len();
+            let file = File::open(&data.path).map_err(|e| StoreError::file(&data.path, "open", e))?;
+            let len = file.metadata().map_err(|e| StoreError::file(&data.path, "look at", e))?.len();
             if len != data.len {
                 return Err(StoreError::Changed { path: data.path, len, expected: data.len });
             }

@@ -7,6 +7,8 @@
 
 use crate::format::{RowFormat, RowScale, ValueType};
 
+// splitmix64 stands here once more (`engram_keygen::rng` has it for the programs on top): store knows no keygen, and the content of
+// tables on disk must not follow a change there.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 const LOW7: u64 = 0x7F7F_7F7F_7F7F_7F7F;
 const ONES: u64 = 0x0101_0101_0101_0101;

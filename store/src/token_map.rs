@@ -19,6 +19,9 @@ pub const TOKEN_MAP_IDS_MAX: usize = 1 << 22;
 /// Most bytes of a `tokenizer.json`; real ones have 6 to 20 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
+/// Most links that are followed to the file to write, as many as Linux follows.
+const LINKS_MAX: u32 = 40;
+
 /// First bytes of a cached map: magic and the version of the file's format and of the rule that builds the map.
 const CACHE_MAGIC: [u8; 8] = *b"EngTMap\x01";
 
@@ -35,6 +38,14 @@ pub enum TokenMapError {
         action: &'static str,
         /// The OS error.
         source: io::Error,
+    },
+    /// Something that is no file is in the place of the file to write.
+    #[error("{}: is {saw}, not a regular file, and a map would replace it; name a file (--out)", path.display())]
+    NotAFile {
+        /// The place, links resolved.
+        path: PathBuf,
+        /// What is there.
+        saw: &'static str,
     },
     /// The file is not a list of `i32`.
     #[error(
@@ -212,10 +223,11 @@ impl TokenMap {
         Ok(())
     }
 
-    /// Writes the entries as little-endian `i32`; the file appears whole, in the place of any older one, or not at all.
+    /// Writes the entries as little-endian `i32`; the file appears whole, in the place of any older one, or not at all. A symbolic link
+    /// stays: the file that it leads to is replaced.
     ///
     /// # Errors
-    /// [`TokenMapError::Io`].
+    /// [`TokenMapError::Io`]; [`TokenMapError::NotAFile`] if the place is taken by a device, a pipe, a socket or a folder.
     pub fn save(&self, path: &Path) -> Result<(), TokenMapError> {
         write_whole(path, &self.to_bytes())
     }
@@ -383,6 +395,7 @@ fn read_at_most(path: &Path, bytes_max: u64) -> Result<Result<Vec<u8>, u64>, Tok
 
 /// Writes beside `path` and renames, so that no reader ever sees a part of the file.
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TokenMapError> {
+    let path = &place_to_write(path)?;
     let (partial, mut file) = create_partial(path)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
     written.map_err(|source| {
@@ -390,6 +403,30 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TokenMapError> {
         let _ = fs::remove_file(&partial);
         io_error(path, "write")(source)
     })
+}
+
+/// Where a rename must go so that it replaces a file and nothing else: links are followed (the last one may lead to nothing yet), and
+/// what is not a regular file is refused. As root, a rename onto `/dev/null` would succeed.
+fn place_to_write(path: &Path) -> Result<PathBuf, TokenMapError> {
+    let mut place = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let kind = match fs::symlink_metadata(&place) {
+            Ok(meta) => meta.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(place),
+            Err(error) => return Err(io_error(&place, "look at")(error)),
+        };
+        if kind.is_file() {
+            return Ok(place);
+        }
+        if !kind.is_symlink() {
+            let saw = if kind.is_dir() { "a folder" } else { "a device, pipe or socket" };
+            return Err(TokenMapError::NotAFile { path: place, saw });
+        }
+        let target = fs::read_link(&place).map_err(io_error(&place, "follow the link"))?;
+        // A relative target counts from the folder of its link; an absolute one replaces it.
+        place = place.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(io_error(path, "follow the links")(io::Error::other("too many links")))
 }
 
 /// A new file beside `path`, under a name that no other process or thread has.

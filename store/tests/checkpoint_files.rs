@@ -281,7 +281,9 @@ fn the_plain_reader_refuses_what_it_cannot_give() {
     says(&error, &["c.safetensors", "row 79", "layer 1", "truncated"]);
     assert!(matches!(PlainReader::open(&opened), Err(StoreError::Changed { .. })));
     fs::remove_file(dir.path().join("c.safetensors")).unwrap();
-    assert!(matches!(PlainReader::open(&opened), Err(StoreError::PathMissing { .. })));
+    let error = PlainReader::open(&opened).unwrap_err();
+    assert!(matches!(error, StoreError::FileMissing { .. }), "{error}");
+    says(&error, &["c.safetensors", "fetch this file again"]);
 }
 
 #[test]

@@ -67,7 +67,10 @@ fn a_manifest_of_engramdb_is_read_leniently() {
 fn geometry_stands_in_for_a_manifest() {
     let dir = tempfile::tempdir().unwrap();
     raw(dir.path(), 20, None);
-    says(&open(dir.path(), None).unwrap_err(), &["manifest.json", "give rows"]);
+    says(
+        &open(dir.path(), None).unwrap_err(),
+        &["manifest.json", "--row-bytes", "--rows-per-shard", "(--rows) are optional"],
+    );
     let opened = open(dir.path(), Some(&geometry())).unwrap();
     assert_eq!((opened.tables[0].rows(), opened.tables[0].layer()), (60, 5));
     check(&opened);
@@ -276,7 +279,7 @@ fn packed_files_have_their_length() {
         says(&open(&out, None).unwrap_err(), &["layer_14.bin", "2640", word]);
     }
     fs::remove_file(out.join("layer_14.bin")).unwrap();
-    assert!(matches!(open(&out, None), Err(StoreError::PathMissing { path }) if path.ends_with("layer_14.bin")));
+    assert!(matches!(open(&out, None), Err(StoreError::FileMissing { path }) if path.ends_with("layer_14.bin")));
 }
 
 #[test]

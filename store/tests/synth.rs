@@ -222,6 +222,45 @@ fn a_panic_leaves_nothing() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// Runs this test again as a child that stops in the middle of a table, and kills it.
+#[test]
+fn what_a_killed_process_left_is_removed_by_the_next() {
+    const TARGET: &str = "ENGRAM_TEST_KILLED_TARGET";
+    if let Some(out) = std::env::var_os(TARGET) {
+        let _ = synth(&plan(Model::QwenFp8, SynthLayout::Packed, Path::new(&out)), &mut |_, _| {
+            loop {
+                std::thread::park();
+            }
+        });
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("t");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "what_a_killed_process_left_is_removed_by_the_next"])
+        .env(TARGET, &out)
+        .spawn()
+        .unwrap();
+    let partial = dir.path().join(format!(".t.partial-{}", child.id()));
+    // The lock file is there before the first call of `progress`; give the child the time to lock it, too.
+    for _ in 0..1000 {
+        if partial.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let plan = plan(Model::QwenFp8, SynthLayout::Packed, &out);
+    let beside = make(&plan);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(beside.unwrap().leftovers_removed.is_empty() && partial.exists(), "a living process keeps its folder");
+    fs::remove_dir_all(&out).unwrap();
+    assert_eq!(make(&plan).unwrap().leftovers_removed, [partial.as_path()]);
+    assert!(!partial.exists());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn what_is_there_is_never_overwritten() {
     let dir = tempfile::tempdir().unwrap();

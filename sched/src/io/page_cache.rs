@@ -18,7 +18,7 @@ pub enum Residency {
         /// Pages of the file.
         total: u64,
     },
-    /// This system does not tell.
+    /// This system does not tell, or not this user: the kernel tells a file's owner, or who may write it.
     Unknown,
 }
 
@@ -51,7 +51,9 @@ pub fn residency(file: &File) -> io::Result<Residency> {
     {
         match linux::cachestat(file) {
             Some(pages) => Ok(pages),
-            None => linux::mincore(file),
+            // Of files that are another user's, `mincore` says that every page is there, whatever is.
+            None if linux::may_ask(file) => linux::mincore(file),
+            None => Ok(Residency::Unknown),
         }
     }
     #[cfg(not(target_os = "linux"))]
@@ -104,6 +106,15 @@ mod linux {
         // SAFETY: both structures have the kernel's layout and outlive the call.
         let done = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const whole, &raw mut counts, 0) };
         (done == 0).then_some(Residency::Pages { resident: counts.cached, total })
+    }
+
+    /// Whether `mincore` tells the truth of this file: to its owner, and to whoever may write it.
+    pub(super) fn may_ask(file: &File) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: touches no memory of ours.
+        let user = unsafe { libc::geteuid() };
+        let writable = || std::fs::OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        user == 0 || file.metadata().is_ok_and(|meta| meta.uid() == user) || writable().is_ok()
     }
 
     pub(super) fn mincore(file: &File) -> io::Result<Residency> {

@@ -112,6 +112,11 @@ impl<K> Group<K> {
         }
     }
 
+    /// Whether the group is complete (its bytes can be seen). The caller holds a reference.
+    pub fn is_published(&self) -> bool {
+        self.waiters.load(Ordering::Acquire) == CLOSED // G4
+    }
+
     /// One extent has arrived (or failed). The last one publishes: it gets the waiters, and owns the assembly's reference.
     #[must_use]
     pub fn deposit(&self) -> Option<Waiters> {

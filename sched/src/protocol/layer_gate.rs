@@ -88,6 +88,14 @@ impl LayerGate {
         self.waker.register_by_ref(waker);
     }
 
+    /// Drops the waker of a waiter that gives up, which would otherwise keep its task alive. For the one waiter.
+    pub fn unregister(&self) {
+        #[cfg(not(loom))]
+        drop(self.waker.take());
+        #[cfg(loom)]
+        drop(self.waker.take_waker());
+    }
+
     /// Whether the layer is complete; if not, `waker` is woken when it is.
     pub fn poll(&self, waker: &Waker) -> bool {
         if seeded::is(Bug::LayerRegisterLate) {

@@ -50,13 +50,13 @@ pub(crate) struct ModelArgs {
 #[derive(clap::Args, Debug, Default)]
 pub(crate) struct RawArgs {
     /// Raw shards without a manifest: bytes of a row.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) row_bytes: Option<u32>,
     /// Raw shards without a manifest: rows of every shard but the last.
-    #[arg(long, value_name = "ROWS", requires = "row_bytes")]
+    #[arg(long, value_name = "ROWS", requires = "row_bytes", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rows_per_shard: Option<u64>,
     /// Raw shards without a manifest: rows of the whole table.
-    #[arg(long, value_name = "ROWS", requires = "row_bytes")]
+    #[arg(long, value_name = "ROWS", requires = "row_bytes", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rows: Option<u64>,
     /// Raw shards without a manifest: zero-based decoder layer that consumes the rows.
     #[arg(long, value_name = "LAYER", requires = "row_bytes")]
@@ -114,7 +114,7 @@ pub(crate) struct SynthArgs {
     /// qwen-ple, deepseek-v41, demo, or a spec file (.toml, .json).
     #[arg(long, short, value_name = "MODEL")]
     pub(crate) model: String,
-    /// Bytes of all rows, such as 64M or 2GiB: the geometry is scaled to it, row width, heads and orders stay.
+    /// Bytes of all rows, such as 64M or 2GiB, at most those of the model: the geometry is scaled to it, row width, heads and orders stay.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present = "sparse_full")]
     pub(crate) bytes: Option<u64>,
     /// Layout of the files.
@@ -124,11 +124,11 @@ pub(crate) struct SynthArgs {
     #[arg(long, conflicts_with = "bytes")]
     pub(crate) sparse_full: bool,
     /// Bytes of a row, where the model leaves a choice (Qwen: 160 for FP8, 320 for BF16).
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) row_bytes: Option<u32>,
-    /// Seed of the rows' content.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
+    /// Which rows a sparse table holds (with --sparse-full; a table written in full holds every row) [default: 0].
+    #[arg(long, conflicts_with = "bytes")]
+    pub(crate) seed: Option<u64>,
     /// Directory to make; it must not exist or be empty.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -155,7 +155,7 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) raw: RawArgs,
     /// Check this many random rows of each table, the first and the last among them, instead of every row.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) sample: Option<u64>,
     /// Tokens fed through the scheduler besides.
     #[arg(long, value_name = "N", default_value_t = 2048)]
@@ -166,7 +166,7 @@ pub(crate) struct VerifyArgs {
     /// I/O path.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: BackendArg,
-    /// Whether to bypass the page cache.
+    /// Whether reads bypass the page cache (O_DIRECT).
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) direct: DirectArg,
 }
@@ -184,14 +184,14 @@ pub(crate) enum BackendArg {
     Mmap,
 }
 
-/// Whether to bypass the page cache.
+/// Whether reads bypass the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum DirectArg {
-    /// Where the file system allows it.
+    /// Bypass the page cache where the file system allows it, else read through it.
     Auto,
-    /// Or an error.
+    /// Bypass the page cache, or end with an error.
     Require,
-    /// Through the page cache.
+    /// Read through the page cache.
     Off,
 }
 
@@ -247,6 +247,9 @@ pub(crate) enum CacheArg {
     Warm,
 }
 
+/// Reads that a scheduler has buffers for at most.
+const IN_FLIGHT_MAX: i64 = 4096;
+
 #[derive(clap::Args, Debug)]
 pub(crate) struct BenchArgs {
     /// Table directory or checkpoint; without it the benchmark makes its own table and keeps it for the next run.
@@ -259,9 +262,9 @@ pub(crate) struct BenchArgs {
     /// Where the benchmark's own table is kept [default: the user's cache folder].
     #[arg(long, value_name = "DIR", conflicts_with = "table")]
     pub(crate) dir: Option<PathBuf>,
-    /// Size of the benchmark's own table.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "2GiB", conflicts_with = "table")]
-    pub(crate) bytes: u64,
+    /// Size of the benchmark's own table [default: 2GiB, or the model's full size if that is less].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "table")]
+    pub(crate) bytes: Option<u64>,
     /// Remove the benchmark's own table and stop.
     #[arg(long, conflicts_with = "table")]
     pub(crate) clean: bool,
@@ -292,19 +295,20 @@ pub(crate) struct BenchArgs {
     /// I/O path of the arms.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: BackendArg,
-    /// Whether to bypass the page cache.
+    /// Whether reads bypass the page cache (O_DIRECT); the memory map arm never does.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) direct: DirectArg,
     /// State of the page cache when a run begins.
     #[arg(long, value_enum, default_value = "cold")]
     pub(crate) cache: CacheArg,
-    /// Token stream: docs, zipf, uniform (the worst case), or a file of little-endian u32 (.gz accepted).
-    #[arg(long, value_name = "STREAM", default_value = "docs")]
-    pub(crate) tokens: String,
+    /// Token stream: docs (real text in the vocabularies of Qwen and DeepSeek), zipf, uniform (the worst case), or a file of
+    /// little-endian u32 (.gz accepted) [default: docs where it fits the model's vocabulary, else zipf].
+    #[arg(long, value_name = "STREAM")]
+    pub(crate) tokens: Option<String>,
     /// Seed of the stream's start and of generated tokens.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Time of each arm, all rounds together.
+    /// Time of each arm, all rounds together; at least 1 ms a round.
     #[arg(long, value_name = "TIME", default_value = "7s", value_parser = parse_time)]
     pub(crate) duration: Duration,
     /// Rounds: each runs every arm once, in turn forwards and backwards.
@@ -316,8 +320,8 @@ pub(crate) struct BenchArgs {
     /// Throughput instead of decoding: chunks of N tokens, the next chunk fed before the last one is awaited.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) batch_tokens: Option<u32>,
-    /// Reads in flight, instead of the default of the machine.
-    #[arg(long, value_name = "N")]
+    /// Reads in flight per device [default: 32 while requests decode, 64 in bulk].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=IN_FLIGHT_MAX))]
     pub(crate) in_flight: Option<u32>,
 }
 

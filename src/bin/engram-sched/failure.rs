@@ -1,5 +1,7 @@
 //! How a command ends badly: one line on standard error with cause and remedy, and the exit status.
 
+use crate::output::bytes_text;
+use engram_sched::OpenError;
 use std::error::Error;
 
 /// Why a command did not do what it was asked.
@@ -57,8 +59,39 @@ impl Failure {
     }
 }
 
-impl<E: Error> From<E> for Failure {
+/// What the library says in terms of its fields, in terms of the command line.
+fn translated(error: &OpenError) -> Option<Failure> {
+    Some(match error {
+        OpenError::NoSpec { path } => Failure::Failed(format!(
+            "{} does not say which model it belongs to: it has no config.json and no spec; name the model (--model qwen-ple, \
+             deepseek-v41, demo or a spec file)",
+            path.display()
+        )),
+        OpenError::NoTokenMap { origin } => Failure::Failed(format!(
+            "{origin} compresses its vocabulary and has no token map here: give one (--token-map FILE), or put the model's \
+             tokenizer.json beside the checkpoint"
+        )),
+        OpenError::NoRowBytes { origin } => Failure::Usage(format!(
+            "{} does not say how wide a row is: give its spec file a [row], or give synth --row-bytes",
+            if origin.is_empty() { "the spec" } else { origin }
+        )),
+        OpenError::BeyondFullSize { origin, bytes, full_bytes } => Failure::Usage(format!(
+            "--bytes {} is more than {} has at full size, which is {} ({full_bytes} bytes); ask for less, or make the full geometry \
+             as sparse files (synth --sparse-full)",
+            bytes_text(*bytes),
+            if origin.is_empty() { "this model" } else { origin },
+            bytes_text(*full_bytes)
+        )),
+        _ => return None,
+    })
+}
+
+impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
+        let any: &(dyn Error + 'static) = &error;
+        if let Some(failure) = any.downcast_ref().and_then(translated) {
+            return failure;
+        }
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {

@@ -3,8 +3,8 @@
 use crate::args::InspectArgs;
 use crate::failure::Failure;
 use crate::output::{Output, bytes_text, grouped};
-use crate::selection;
-use engram_sched::{DirectMode, FileId, MemoryBounds, Model, Scheduler, SelfProof, StartOptions, Stats, Table, holes};
+use crate::{hole_rule, interrupt, selection};
+use engram_sched::{DirectMode, FileId, MemoryBounds, Model, Scheduler, SelfProof, StartOptions, Stats, Table};
 use engram_sched_core::io::FileSet;
 use engram_store::Opened;
 use serde_json::{Value, json};
@@ -53,16 +53,11 @@ pub(crate) fn run(args: &InspectArgs, out: &Output) -> Result<(), Failure> {
         }
         Err(error) => refused.push(Failure::from(error).text()),
     }
-    let mut hole_bytes = 0;
-    for file in &opened.files {
-        hole_bytes += holes(&file.path)?.hole_bytes;
+    let hole_bytes = hole_rule::bytes(&opened.files)?;
+    if let Some(fault) = hole_rule::fault(hole_bytes, opened.self_proof.as_ref()) {
+        refused.push(format!("a timed benchmark: {fault}"));
     }
-    if hole_bytes > 0 {
-        refused.push(format!(
-            "a timed benchmark: {} of the files are holes, which no device reads",
-            bytes_text(hole_bytes)
-        ));
-    }
+    interrupt::check()?;
     let mut running = None;
     if let Some(model) = &model {
         match Scheduler::start(model, &StartOptions::default()) {
@@ -211,7 +206,7 @@ impl Findings {
             bytes_text(self.hole_bytes)
         );
         for (i, file) in opened.files.iter().enumerate().take(4) {
-            let alignment = self.alignments.get(i).map_or_else(String::new, |a| format!(", aligned to {a} B"));
+            let alignment = self.alignments.get(i).map_or_else(String::new, |a| format!(", reads aligned to {a} B"));
             let _ = writeln!(text, "           {} ({}{alignment})", file.path.display(), bytes_text(file.len));
         }
         if opened.files.len() > 4 {

@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod failure;
+mod hole_rule;
 mod inspect;
 mod interrupt;
 mod output;
@@ -18,12 +19,14 @@ mod verify;
 
 use args::{Args, Command};
 use clap::Parser;
+use failure::Failure;
 use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let out = Output::new(args.json, args.quiet);
+    interrupt::install();
     let done = match args.command {
         Command::Rows(args) => rows::run(&args, &out),
         Command::TokenMap(args) => token_map::run(&args, &out),
@@ -35,6 +38,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
+            // Whatever went wrong after Ctrl-C, such as a read that it cut off, is its consequence.
+            let failure = if interrupt::asked() { Failure::Interrupted } else { failure };
             failure.print();
             ExitCode::from(failure.exit_code())
         }

@@ -5,7 +5,7 @@
 use crate::args::RowsArgs;
 use crate::failure::Failure;
 use crate::output::{Output, written};
-use crate::{selection, tokens};
+use crate::{interrupt, selection, tokens};
 use engram_sched::{History, Keygen, Token};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,10 +18,11 @@ pub(crate) fn run(args: &RowsArgs, out: &Output) -> Result<(), Failure> {
         Some(path) => {
             let tokens = tokens::read(path)?;
             if let Some(at) = tokens.iter().position(|&token| keygen.check(token).is_err()) {
-                let (id, vocab) = (tokens[at], keygen.vocab());
                 return Err(Failure::failed(format!(
-                    "{}: token {at} is {id}, outside the vocabulary 0..{vocab}; is this the model's tokenizer?",
-                    path.display()
+                    "{}: token {at} is {}, outside the vocabulary: legal ids are 0 to {}; is this the model's tokenizer?",
+                    tokens::shown(path),
+                    tokens[at],
+                    keygen.vocab() - 1
                 )));
             }
             tokens
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &RowsArgs, out: &Output) -> Result<(), Failure> {
     let mut rows = vec![0; keygen.columns()];
     let mut line = String::new();
     for (pos, token) in tokens.into_iter().enumerate() {
+        interrupt::check()?;
         let window = keygen.push(&mut past, token, true);
         line.clear();
         let dead = if window.dead() { r#","dead":true"# } else { "" };
@@ -61,7 +63,10 @@ fn checked(keygen: &Keygen, ids: &[i64], what: &str) -> Result<Vec<Token>, Failu
     ids.iter()
         .map(|&id| match Token::try_from(id) {
             Ok(token) if keygen.check(token).is_ok() => Ok(token),
-            _ => Err(Failure::usage(format!("{what} {id} is outside the vocabulary 0..{}", keygen.vocab()))),
+            _ => Err(Failure::usage(format!(
+                "{what} {id} is outside the vocabulary: legal ids are 0 to {}",
+                keygen.vocab() - 1
+            ))),
         })
         .collect()
 }

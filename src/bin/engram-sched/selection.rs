@@ -1,6 +1,6 @@
 //! From the command line to a model: names, spec files, table directories, token maps.
 
-use crate::args::{ModelArgs, RawArgs};
+use crate::args::{BackendArg, DirectArg, ModelArgs, RawArgs};
 use crate::failure::Failure;
 use crate::output::Output;
 use engram_sched::{Keygen, Model, ModelOptions, OpenError, RawGeometry, Spec};
@@ -12,6 +12,16 @@ pub(crate) fn spec(name: &str) -> Result<Spec, Failure> {
         OpenError::UnknownModel { .. } => Failure::Usage(error.to_string()),
         other => other.into(),
     })
+}
+
+/// Refuses an I/O path that contradicts itself.
+pub(crate) fn check_io(backend: BackendArg, direct: DirectArg) -> Result<(), Failure> {
+    if backend == BackendArg::Mmap && direct == DirectArg::Require {
+        return Err(Failure::usage(
+            "a memory map reads through the page cache: --backend mmap and --direct require exclude each other",
+        ));
+    }
+    Ok(())
 }
 
 /// What the command line says about a model.

@@ -9,13 +9,12 @@ use serde_json::json;
 use std::ops::ControlFlow;
 
 pub(crate) fn run(args: &SynthArgs, out: &Output) -> Result<(), Failure> {
-    interrupt::install();
     let spec = selection::spec(&args.model)?;
     let mut synthetic = match args.bytes {
         Some(bytes) => Synthetic::new(spec, bytes),
         None => Synthetic::sparse_full(spec),
     };
-    synthetic = synthetic.seed(args.seed).layout(match args.layout {
+    synthetic = synthetic.seed(args.seed.unwrap_or(0)).layout(match args.layout {
         LayoutArg::Packed => SynthLayout::Packed,
         LayoutArg::Shards => SynthLayout::Shards,
         LayoutArg::Safetensors => SynthLayout::Safetensors,

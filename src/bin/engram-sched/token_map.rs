@@ -11,7 +11,6 @@ pub(crate) fn run(args: &TokenMapArgs, out: &Output) -> Result<(), Failure> {
     use engram_store::{ExpectedMap, TokenMap};
     use serde_json::json;
 
-    interrupt::install();
     let map = TokenMap::build(&args.tokenizer)?;
     interrupt::check()?;
     let expected = ExpectedMap { len: None, compressed_vocab: args.expect_vocab, sha256: args.expect_sha256.clone() };

@@ -4,6 +4,8 @@
 //! [`zipf`]); `uniform` has none and is the named worst case: no n-gram ever repeats, so nothing can be shared.
 
 use crate::failure::Failure;
+use crate::interrupt;
+use engram_keygen::rng::{SPLITMIX_GAMMA, splitmix64};
 use engram_sched::Token;
 use flate2::read::MultiGzDecoder;
 use std::io::Read;
@@ -15,22 +17,27 @@ const GENERATED_TOKENS: usize = 1 << 20;
 static DOCS_QWEN: &[u8] = include_bytes!("../../../data/docs.qwen.u32");
 static DOCS_DSV4: &[u8] = include_bytes!("../../../data/docs.dsv4.u32");
 
+/// What a place of tokens is called.
+pub(crate) fn shown(path: &Path) -> String {
+    if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
+}
+
 /// Reads little-endian u32 from a file, gzip or not, or from standard input (`-`).
 pub(crate) fn read(path: &Path) -> Result<Vec<Token>, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::failed(format!("cannot read tokens from {}: {error}", path.display()));
+    let failed = |error: std::io::Error| Failure::failed(format!("cannot read tokens from {}: {error}", shown(path)));
     let mut bytes = Vec::new();
     if path.as_os_str() == "-" {
-        std::io::stdin().lock().read_to_end(&mut bytes).map_err(failed)?;
+        interrupt::while_waiting(|| std::io::stdin().lock().read_to_end(&mut bytes)).map_err(failed)?;
     } else {
-        bytes = std::fs::read(path).map_err(failed)?;
+        // A pipe may keep its reader waiting, too.
+        bytes = interrupt::while_waiting(|| std::fs::read(path)).map_err(failed)?;
     }
     if bytes.starts_with(&[0x1f, 0x8b]) {
         let mut plain = Vec::new();
         MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain).map_err(failed)?;
         bytes = plain;
     }
-    decode(&bytes).map_err(|what| Failure::failed(format!("{}: {what}", path.display())))
+    decode(&bytes).map_err(|what| Failure::failed(format!("{}: {what}", shown(path))))
 }
 
 fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
@@ -50,6 +57,11 @@ fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
                 .map_err(|_| format!("token {i} is {id}: not a token id; expected little-endian u32 ids"))
         })
         .collect()
+}
+
+/// The stream of a model whose user named none: real text where there is some in its vocabulary, else the generator.
+pub(crate) fn default_stream(vocab: u32) -> &'static str {
+    if stream("docs", 0, vocab).is_ok() { "docs" } else { "zipf" }
 }
 
 /// A stream by name for a vocabulary of `vocab` ids, and the name for reports.
@@ -77,19 +89,12 @@ fn fits(tokens: Vec<Token>, vocab: u32, name: String) -> Result<(Vec<Token>, Str
     match tokens.iter().position(|&t| t as u32 >= vocab) {
         None => Ok((tokens, name)),
         Some(at) => Err(Failure::failed(format!(
-            "token {} of {name} (number {at}) is outside this model's vocabulary of {vocab} ids; give a stream of its own \
-             tokenizer, or --tokens zipf",
-            tokens[at]
+            "{name}: token {at} is {}, outside the vocabulary: legal ids are 0 to {}; give a stream of this model's tokenizer, \
+             or --tokens zipf",
+            tokens[at],
+            vocab.saturating_sub(1)
         ))),
     }
-}
-
-/// One step of splitmix64.
-pub(crate) fn splitmix64(state: u64) -> u64 {
-    let mut x = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 /// A reproducible stream of random numbers.
@@ -101,7 +106,7 @@ impl Random {
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.0 = self.0.wrapping_add(SPLITMIX_GAMMA);
         splitmix64(self.0)
     }
 
@@ -195,5 +200,6 @@ mod tests {
     fn the_embedded_documents_fit_their_vocabularies() {
         assert!(stream("docs", 1, 248_320).is_ok());
         assert!(stream("docs", 1, 129_280).is_ok());
+        assert_eq!([248_320, 129_280, 98_627].map(default_stream), ["docs", "docs", "zipf"]);
     }
 }

@@ -45,6 +45,14 @@ impl Compared {
         self.differ + self.unproved
     }
 
+    /// What the rows said of themselves; nothing if they could not, as those of a real model cannot.
+    fn proofs_text(&self) -> String {
+        if self.proofs == 0 {
+            return String::new();
+        }
+        format!("; {} prove themselves, {} do not", grouped(self.proofs - self.unproved), self.unproved)
+    }
+
     /// Compares one row; `given` came through the scheduler, `read` by pread.
     fn row(&mut self, model: &Model, table: usize, row: RowId, given: &[u8], read: &[u8]) {
         self.rows += 1;
@@ -69,7 +77,7 @@ impl Compared {
 }
 
 pub(crate) fn run(args: &VerifyArgs, out: &Output) -> Result<(), Failure> {
-    interrupt::install();
+    selection::check_io(args.backend, args.direct)?;
     let model = selection::model(&args.dir, &args.model, &args.raw, out)?;
     let reader = model.plain_reader()?;
     let scheduler = Scheduler::start(&model, &options(args))?;
@@ -112,24 +120,23 @@ pub(crate) fn run(args: &VerifyArgs, out: &Output) -> Result<(), Failure> {
     } else {
         let path = format!("{backend}, {}", if direct { "direct" } else { "buffered" });
         for (compared, table) in tables.iter().zip(model.tables()) {
-            let all = if compared.rows == table.rows() { "every row, ".to_owned() } else { String::new() };
+            let which = if compared.rows == table.rows() { "every row, " } else { "a sample, " };
             out.print(format!(
-                "layer {}: {all}{} rows of {} B through the scheduler ({path}) and by pread: {} differ; {} prove themselves, {} do not",
+                "layer {}: {which}{} of {} rows of {} B through the scheduler ({path}) and by pread: {} differ{}",
                 table.layer(),
                 grouped(compared.rows),
+                grouped(table.rows()),
                 table.row_bytes(),
                 compared.differ,
-                grouped(compared.proofs - compared.unproved),
-                compared.unproved
+                compared.proofs_text()
             ))?;
         }
         out.print(format!(
-            "tokens: {} fed, {} rows delivered at their layers and by pread: {} differ; {} prove themselves, {} do not",
+            "tokens: {} fed, {} rows delivered at their layers and by pread: {} differ{}",
             grouped(args.tokens.into()),
             grouped(streamed.rows),
             streamed.differ,
-            grouped(streamed.proofs - streamed.unproved),
-            streamed.unproved
+            streamed.proofs_text()
         ))?;
     }
     if wrong == 0 {

@@ -173,7 +173,7 @@ pub(crate) type Header = BTreeMap<String, Tensor>;
 /// Reads and checks the header of `file`, which is `len` bytes long.
 pub(crate) fn read_header(file: &File, len: u64, path: &Path) -> Result<Header, StoreError> {
     let fault = |fault| StoreError::Header { path: path.into(), fault: Box::new(fault) };
-    let io = |e| StoreError::io(path, "read the header of", e);
+    let io = |e| StoreError::file(path, "read the header of", e);
     let mut prefix = [0u8; 9];
     if len < prefix.len() as u64 {
         return Err(fault(HeaderFault::TooShort { len }));

@@ -72,7 +72,7 @@ impl Checkpoint {
     fn of_index(folder: &Path, index: &Path) -> Result<Self, StoreError> {
         let what = "the index of the checkpoint";
         let Some(Index { weight_map }) = read_json_as(index, what, INDEX_BYTES_MAX)? else {
-            return Err(StoreError::PathMissing { path: index.into() });
+            return Err(StoreError::FileMissing { path: index.into() });
         };
         let mut map = BTreeMap::new();
         for (tensor, file) in weight_map.0 {
@@ -184,15 +184,15 @@ impl Checkpoint {
             return Err(StoreError::TensorShape { path, tensor: name.into(), got: tensor.describe(), expected });
         }
         let mut bytes = vec![0; tensor.len as usize];
-        let file = File::open(&path).map_err(|e| StoreError::io(&path, "open", e))?;
-        file.read_exact_at(&mut bytes, tensor.offset).map_err(|e| StoreError::io(&path, "read", e))?;
+        let file = File::open(&path).map_err(|e| StoreError::file(&path, "open", e))?;
+        file.read_exact_at(&mut bytes, tensor.offset).map_err(|e| StoreError::file(&path, "read", e))?;
         Ok((tensor, path, bytes))
     }
 }
 
 fn load_header(path: &Path) -> Result<Header, StoreError> {
-    let file = File::open(path).map_err(|e| StoreError::io(path, "open", e))?;
-    let meta = file.metadata().map_err(|e| StoreError::io(path, "look at", e))?;
+    let file = File::open(path).map_err(|e| StoreError::file(path, "open", e))?;
+    let meta = file.metadata().map_err(|e| StoreError::file(path, "look at", e))?;
     if !meta.is_file() {
         let saw = "a folder or device where a safetensors file should be".to_owned();
         return Err(StoreError::Unrecognized { path: path.into(), saw });

@@ -90,6 +90,8 @@ pub struct Summary {
     pub bytes_written: u64,
     /// Rows that were written, of all tables.
     pub rows_written: u64,
+    /// Partial folders of earlier calls for this target that were killed; they were removed first.
+    pub leftovers_removed: Vec<PathBuf>,
 }
 
 impl SynthPlan {
@@ -194,7 +196,8 @@ impl SynthPlan {
 /// Makes a synthetic table.
 ///
 /// `progress` is called with the bytes done and the bytes to do, at the beginning, after every MiB at the latest and at the end; it stops the work by
-/// giving `Break`. The target appears whole, by a rename, after its data are on disk.
+/// giving `Break`. The target appears whole, by a rename, after its data are on disk. Partial folders that killed processes left beside it,
+/// for the same target, are removed first.
 ///
 /// # Errors
 /// [`StoreError::Plan`] for an impossible plan, [`StoreError::OutExists`], [`StoreError::NoSpace`] if less than twice the size is free,
@@ -204,6 +207,8 @@ pub fn synth(plan: &SynthPlan, progress: &mut dyn FnMut(u64, u64) -> ControlFlow
     let samples = plan.samples()?;
     let need = files.iter().map(|f| f.bytes_needed(samples.as_deref())).sum();
     let out = check_out(&plan.out)?;
+    // Before the space is counted: they may be what fills the disk.
+    let leftovers_removed = out::remove_leftovers(&out);
     check_space(&out, need)?;
     let partial = Partial::create(&out)?;
     let source = Source { tables: &plan.tables, format: plan.row_format };
@@ -219,6 +224,7 @@ pub fn synth(plan: &SynthPlan, progress: &mut dyn FnMut(u64, u64) -> ControlFlow
         bytes: files.iter().map(FilePlan::len).sum(),
         bytes_written,
         rows_written,
+        leftovers_removed,
     })
 }
 

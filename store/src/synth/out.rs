@@ -2,8 +2,15 @@
 //!
 //! Written beside the target, so that the rename stays inside one file system. Dropping it without [`Partial::publish`] removes it, and
 //! the parent folders that were made for it, whatever the reason (an error, the caller's wish, a panic).
+//!
+//! A process that is killed cannot do that. So a partial folder holds a file with an advisory lock, which the system lets go of with the
+//! process, and the next call for the same target removes folders whose lock is free ([`remove_leftovers`]).
+//!
+//! Invariants: whoever fills a partial folder, or removes that of another, holds its lock; a folder without a lock file is nobody's to
+//! remove (its maker may be about to lock it; it is empty then). Where the file system has no locks, nothing of others is removed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
@@ -11,19 +18,24 @@ use crate::error::StoreError;
 /// Names that are tried for the partial folder.
 const NAMES_MAX: u32 = 100;
 
+/// The locked file in a partial folder.
+const LOCK: &str = ".engram-sched.lock";
+
 pub(super) struct Partial {
     path: PathBuf,
     out: PathBuf,
     /// Folders that had to be made above the target, outermost first.
     parents: Vec<PathBuf>,
     published: bool,
+    /// Held until the folder is in its place or gone.
+    lock: Option<File>,
 }
 
 impl Partial {
     pub(super) fn create(out: &Path) -> Result<Self, StoreError> {
         let name = out.file_name().unwrap_or_default().to_string_lossy();
         let path = out.with_file_name(format!(".{name}.partial-{}", std::process::id()));
-        let mut partial = Self { path, out: out.into(), parents: Vec::new(), published: false };
+        let mut partial = Self { path, out: out.into(), parents: Vec::new(), published: false, lock: None };
         let missing = out.ancestors().skip(1).take_while(|p| !p.as_os_str().is_empty() && !p.exists());
         let mut missing: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
         missing.reverse();
@@ -31,10 +43,13 @@ impl Partial {
             fs::create_dir(&parent).map_err(|e| StoreError::io(&parent, "create", e))?;
             partial.parents.push(parent);
         }
-        // A folder of this name is another call's, or was left behind by a killed process; which of them cannot be known.
+        // A folder of this name is another call's, of this process or of one with its number in another namespace.
         for again in 1.. {
-            match fs::create_dir(&partial.path) {
-                Ok(()) => break,
+            match create_locked(&partial.path) {
+                Ok(lock) => {
+                    partial.lock = Some(lock);
+                    break;
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && again < NAMES_MAX => {
                     let name = format!(".{name}.partial-{}-{again}", std::process::id());
                     partial.path = out.with_file_name(name);
@@ -57,7 +72,11 @@ impl Partial {
     pub(super) fn publish(mut self) -> Result<(), StoreError> {
         sync_tree(&self.path)?;
         match fs::rename(&self.path, &self.out) {
-            Ok(()) => self.published = true,
+            Ok(()) => {
+                self.published = true;
+                // Not before: a kill in between would leave a whole table that nobody may remove. In the table it does no harm.
+                let _ = fs::remove_file(self.out.join(LOCK));
+            }
             Err(e) if matches!(e.kind(), std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists) => {
                 return Err(StoreError::OutExists { path: self.out.clone() });
             }
@@ -83,6 +102,45 @@ impl Drop for Partial {
             let _ = fs::remove_dir(parent);
         }
     }
+}
+
+/// Makes a folder with a locked file in it. `AlreadyExists`: the name is taken, or somebody took the new folder for a leftover between
+/// its making and its lock (and removes it).
+fn create_locked(path: &Path) -> std::io::Result<File> {
+    let taken = || std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+    fs::create_dir(path)?;
+    let lock = File::create_new(path.join(LOCK)).inspect_err(|_| drop(fs::remove_dir(path)))?;
+    match lock.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(taken()),
+        // An error: no locks here, for nobody.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(lock),
+    }
+}
+
+/// Removes partial folders of the target `out` whose process is gone; gives their paths. What cannot be removed or looked at stays: it
+/// hinders nobody.
+pub(super) fn remove_leftovers(out: &Path) -> Vec<PathBuf> {
+    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let prefix = format!(".{}.partial-", out.file_name().unwrap_or_default().to_string_lossy());
+    let ours = |name: &str| {
+        let number = name.strip_prefix(&prefix);
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit() || b == b'-'))
+    };
+    let Ok(entries) = fs::read_dir(parent) else { return Vec::new() };
+    let candidates = entries.flatten().filter(|entry| {
+        ours(&entry.file_name().to_string_lossy()) && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    });
+    candidates.map(|entry| entry.path()).filter(|path| remove_if_unlocked(path)).collect()
+}
+
+fn remove_if_unlocked(path: &Path) -> bool {
+    let Ok(lock) = File::open(path.join(LOCK)) else { return false };
+    // Between opening and locking the folder may have been published, and the name be another's.
+    let same = || {
+        let (held, now) = (lock.metadata().ok()?, fs::symlink_metadata(path.join(LOCK)).ok()?);
+        Some((held.dev(), held.ino()) == (now.dev(), now.ino()))
+    };
+    lock.try_lock().is_ok() && same() == Some(true) && fs::remove_dir_all(path).is_ok()
 }
 
 /// Makes the names in a folder and in the folders below it durable.
@@ -134,6 +192,32 @@ mod tests {
         drop(Partial::create(&out).unwrap());
         first.publish().unwrap();
         assert_eq!(fs::read(out.join("x")).unwrap(), b"1");
+    }
+
+    #[test]
+    fn only_unlocked_folders_of_the_target_are_leftovers() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let out = at("table");
+        for name in
+            [".table.partial-1", ".table.partial-22-3", ".other.partial-1", ".table.partial-x", ".table.partial-"]
+        {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join(LOCK), b"").unwrap();
+            fs::write(at(name).join("rows"), b"1").unwrap();
+        }
+        fs::create_dir(at(".table.partial-4")).unwrap();
+        fs::write(at(".table.partial-5"), b"a file").unwrap();
+        let live = Partial::create(&out).unwrap();
+        let mut removed = remove_leftovers(&out);
+        removed.sort();
+        assert_eq!(removed, [at(".table.partial-1"), at(".table.partial-22-3")]);
+        assert!(removed.iter().all(|path| !path.exists()) && live.path().exists());
+        assert!(at(".table.partial-4").exists(), "no lock file: its maker may be about to lock it");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 6);
+        live.publish().unwrap();
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "no lock stays in the table");
+        assert!(remove_leftovers(&out).is_empty() && remove_leftovers(&at("no/folder")).is_empty());
     }
 
     #[test]

@@ -85,9 +85,49 @@ fn the_highest_id_does_not_overflow_the_vocabulary() {
 fn a_failed_save_leaves_nothing() {
     let folder = folder();
     fs::create_dir(folder.path().join("taken")).unwrap();
-    assert!(matches!(map(&[0]).save(&folder.path().join("taken")), Err(TokenMapError::Io { action: "write", .. })));
-    assert!(map(&[0]).save(&folder.path().join("no/folder/m.i32")).is_err());
+    assert!(matches!(map(&[0]).save(&folder.path().join("taken")), Err(TokenMapError::NotAFile { .. })));
+    let nowhere = map(&[0]).save(&folder.path().join("no/folder/m.i32"));
+    assert!(matches!(nowhere, Err(TokenMapError::Io { action: "write", .. })));
     assert_eq!(names_of(folder.path()), ["taken"]);
+}
+
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let made = std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap();
+    assert!(made.success());
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink("fifo", at("link-to-fifo")).unwrap();
+    std::os::unix::fs::symlink("loop", at("loop")).unwrap();
+    let before = names_of(folder.path());
+    for name in ["fifo", "socket", "folder", "link-to-fifo"] {
+        let error = map(&[0, 1]).save(&at(name)).unwrap_err();
+        assert!(matches!(error, TokenMapError::NotAFile { .. }), "{name}: {error}");
+    }
+    assert!(matches!(map(&[0, 1]).save(&at("loop")), Err(TokenMapError::Io { .. })));
+    assert_eq!(names_of(folder.path()), before);
+    assert!(!fs::symlink_metadata(at("fifo")).unwrap().is_file());
+    // The device is the reason: as root, a rename onto it succeeds.
+    assert!(matches!(map(&[0]).save(Path::new("/dev/null")), Err(TokenMapError::NotAFile { .. })));
+}
+
+#[test]
+fn a_link_stays_and_its_target_is_replaced() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let (target, link) = (folder.path().join("data/map"), folder.path().join("link"));
+    // Relative, by way of a second link; at first it leads to nothing.
+    std::os::unix::fs::symlink("data/second", &link).unwrap();
+    std::os::unix::fs::symlink("map", folder.path().join("data/second")).unwrap();
+    for ids in [[0, 1], [0, 0]] {
+        map(&ids).save(&link).unwrap();
+        assert_eq!(TokenMap::load(&target, &ExpectedMap::default()).unwrap().ids(), ids);
+    }
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::symlink_metadata(&target).unwrap().is_file());
+    assert_eq!(names_of(folder.path()), ["data", "link"]);
+    assert_eq!(names_of(&folder.path().join("data")), ["map", "second"]);
 }
 
 #[test]

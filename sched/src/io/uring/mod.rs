@@ -368,6 +368,10 @@ impl UringBackend {
                 self.bell_state = BellState::Unarmed;
                 self.bell.heard();
                 self.woken = true;
+                // A doorbell that cannot be read would be read again and again, and nobody would be woken by it.
+                if result < 0 && ![libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&-result) {
+                    self.state = State::Broken(-result);
+                }
             } else if self.slots.give_back(tag) {
                 self.in_kernel -= 1;
                 let result = if result >= 0 { Ok(result as u32) } else { Err(-result) };

@@ -32,6 +32,7 @@ pub(crate) struct Sum {
     pub(crate) rows_requested: u64,
     pub(crate) rows_unique: u64,
     pub(crate) rows_checked: u64,
+    pub(crate) rows_checked_warm_up: u64,
     pub(crate) mismatches: u64,
     pub(crate) first_mismatch: Option<String>,
     pub(crate) reads: Reads,
@@ -154,6 +155,11 @@ impl Reads {
         }
     }
 
+    /// The paths taken.
+    pub(crate) fn path(&self) -> String {
+        self.backends.iter().copied().collect::<Vec<_>>().join("+")
+    }
+
     /// Reads in flight, on average over the reads.
     pub(crate) fn mean_depth(&self) -> f64 {
         self.depth_sum as f64 / self.issued.max(1) as f64
@@ -170,9 +176,10 @@ impl Validity {
     /// `valid`, `void` or `not-claimed`.
     pub(crate) fn verdict(&self) -> &'static str {
         match (self.claimed, self.faults.is_empty()) {
-            (false, _) => "not-claimed",
+            // A figure of nothing, or of holes, is void whatever it claims of the cache.
+            (_, false) => "void",
             (true, true) => "valid",
-            (true, false) => "void",
+            (false, true) => "not-claimed",
         }
     }
 
@@ -186,11 +193,11 @@ impl Validity {
 
     /// The proof in a sentence.
     pub(crate) fn proof(&self) -> String {
-        if !self.claimed {
-            return "no cold run is claimed".into();
-        }
         if !self.faults.is_empty() {
             return self.faults.iter().cloned().collect::<Vec<_>>().join("; ");
+        }
+        if !self.claimed {
+            return "no cold run is claimed".into();
         }
         if self.device_counted {
             return "direct reads; /proc/self/io accounts for them".into();
@@ -210,6 +217,16 @@ impl Validity {
     pub(crate) const REREAD_RATIO_MIN: f64 = 5.0;
     /// ... or by this margin, microseconds a row.
     pub(crate) const REREAD_MARGIN_US_MIN: f64 = 2.0;
+
+    /// What was done while the clock ran; a span without tokens or reads measures nothing.
+    pub(crate) fn measured(&mut self, tokens: u64, reads: u64) {
+        let nothing = match (tokens, reads) {
+            (0, _) => "no token was delivered while the clock ran: raise --duration or lower --rounds",
+            (_, 0) => "no read was issued while the clock ran: raise --duration or lower --rounds",
+            _ => return,
+        };
+        self.faults.insert(nothing.into());
+    }
 
     /// A direct run: what the device delivered against what was asked of it.
     pub(crate) fn direct_run(&mut self, device_bytes: Option<u64>, asked_bytes: u64) {
@@ -237,7 +254,9 @@ impl Validity {
         self.claimed = true;
         match resident_share {
             None => {
-                self.faults.insert("the kernel does not say what the page cache holds".into());
+                self.faults.insert("not told what the page cache holds: the kernel says it to a file's owner only; run as the table's owner or as \
+                     root, or read directly (--direct require)"
+                        .into());
             }
             Some(share) => {
                 self.resident_share = Some(self.resident_share.unwrap_or(0.0).max(share));
@@ -254,7 +273,10 @@ impl Validity {
         self.reread_margin_us = Some(self.reread_margin_us.map_or(margin, |least| least.min(margin)));
         if ratio < Self::REREAD_RATIO_MIN && margin < Self::REREAD_MARGIN_US_MIN {
             self.faults.insert(format!(
-                "reading the same rows again is not faster ({first_us:.1} us, then {second_us:.1} us): the first read was not cold"
+                "a second read of the same rows took {second_us:.1} us a row after {first_us:.1} us, not {} times or {} us less: the \
+                 first one was served from memory, or the second was not",
+                Self::REREAD_RATIO_MIN,
+                Self::REREAD_MARGIN_US_MIN
             ));
         }
     }
@@ -276,6 +298,14 @@ mod tests {
         let mut blind = Validity::default();
         blind.direct_run(None, 100);
         assert_eq!(blind.verdict(), "void");
+        let mut empty = Validity::default();
+        empty.measured(3, 5);
+        assert_eq!(empty.verdict(), "not-claimed");
+        empty.measured(0, 5);
+        assert_eq!(empty.verdict(), "void");
+        let mut unread = Validity::default();
+        unread.measured(3, 0);
+        assert!(unread.verdict() == "void" && unread.proof().contains("no read"));
         let mut idle = Validity::default();
         idle.direct_run(Some(0), 0);
         assert_eq!(idle.verdict(), "void");

@@ -3,11 +3,12 @@
 //! Row ids are derived a second time from the tokens. Rows of a synthetic table prove themselves on the spot; others are remembered by
 //! a hash and compared with plain reads after the clock has stopped.
 
+use super::machine;
 use crate::failure::Failure;
 use engram_sched::{History, Keygen, Model, Token, Window};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A row as it was delivered, to be compared later.
 struct Delivered {
@@ -34,13 +35,15 @@ pub(crate) struct Checker {
     current: Vec<Sequence>,
     ended: Vec<Sequence>,
     deferred: Vec<Delivered>,
-    /// Rows compared.
+    /// Rows compared, of those that the figures count; a dead position has none.
     pub(crate) checked: u64,
+    /// Rows compared before the clock started.
+    pub(crate) checked_warm_up: u64,
     /// Rows that differ.
     pub(crate) mismatches: u64,
     /// The first of them.
     pub(crate) first: Option<String>,
-    /// Time spent here, to be left out of the scheduler's account.
+    /// CPU time spent here, to be left out of the scheduler's account.
     pub(crate) spent: Duration,
 }
 
@@ -57,6 +60,7 @@ impl Checker {
             ended: Vec::new(),
             deferred: Vec::new(),
             checked: 0,
+            checked_warm_up: 0,
             mismatches: 0,
             first: None,
             spent: Duration::ZERO,
@@ -79,6 +83,7 @@ impl Checker {
         for sequence in &mut self.current {
             sequence.uncounted = sequence.tokens.len();
         }
+        self.checked_warm_up += std::mem::take(&mut self.checked);
         self.spent = Duration::ZERO;
     }
 
@@ -86,13 +91,13 @@ impl Checker {
     pub(crate) fn tokens(&mut self, slot: usize, tokens: &[Token]) -> Result<(), Failure> {
         self.current[slot].tokens.extend_from_slice(tokens);
         if self.model.is_some() {
-            let began = Instant::now();
+            let began = machine::thread_cpu();
             self.windows[slot].clear();
             for &token in tokens {
                 let window = self.keygen.push(&mut self.histories[slot], token, true);
                 self.windows[slot].push(window);
             }
-            self.spent += began.elapsed();
+            self.spent += machine::thread_cpu().saturating_sub(began);
         }
         Ok(())
     }
@@ -100,7 +105,7 @@ impl Checker {
     /// The rows of table `table` for the slot's tokens, as delivered.
     pub(crate) fn rows(&mut self, slot: usize, table: usize, bytes: &[u8]) -> Result<(), Failure> {
         let Some(model) = &self.model else { return Ok(()) };
-        let began = Instant::now();
+        let began = machine::thread_cpu();
         let row_bytes = model.tables()[table].row_bytes() as usize;
         let columns = self.ids.len();
         let want = self.windows[slot].len() * columns * row_bytes;
@@ -111,7 +116,7 @@ impl Checker {
             self.keygen.token_rows(table, window, &mut self.ids);
             let dead = window.dead();
             for (&row, bytes) in self.ids.iter().zip(token.chunks_exact(row_bytes)) {
-                self.checked += 1;
+                self.checked += u64::from(!dead);
                 let right = if dead {
                     bytes.iter().all(|&byte| byte == 0)
                 } else {
@@ -130,7 +135,7 @@ impl Checker {
                 }
             }
         }
-        self.spent += began.elapsed();
+        self.spent += machine::thread_cpu().saturating_sub(began);
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 
 use super::args::Shape;
 use super::check::Checker;
+use super::machine;
 use super::sources::{Entry, Rows};
 use super::stats::Waits;
 use crate::args::{ComputeArg, IssueArg};
@@ -252,10 +253,12 @@ impl Engine<'_> {
         match self.shape.compute {
             ComputeArg::Asleep => thread::sleep(left),
             ComputeArg::Busy => {
+                let began = machine::thread_cpu();
                 while Instant::now() < until {
                     hint::spin_loop();
                 }
-                self.figures.spinning += left;
+                // By the CPU clock: what the thread lost to others while it spun was not its own.
+                self.figures.spinning += machine::thread_cpu().saturating_sub(began);
             }
         }
     }

@@ -17,8 +17,8 @@ mod stats;
 
 use crate::args::{BackendArg, BenchArgs, IssueArg, ModelArgs};
 use crate::failure::Failure;
-use crate::output::{Output, bytes_text};
-use crate::{interrupt, selection, tokens};
+use crate::output::{Output, bytes_text, grouped};
+use crate::{hole_rule, interrupt, selection, tokens};
 use args::Shape;
 use arm::Arm;
 use engram_sched::{BackendChoice, Model};
@@ -26,18 +26,40 @@ use memory::MemoryTables;
 use report::Report;
 use runs::Runner;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Decoder layers of a model that says nothing about it.
 const NUM_LAYERS_DEFAULT: u32 = 48;
 
+/// Prompt tokens of all requests together that take a while to read.
+const PROMPTS_NOTED: u64 = 16_384;
+
+/// The least time of an arm in one round.
+const ROUND_MIN: Duration = Duration::from_millis(1);
+
 pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
-    interrupt::install();
     if args.clean {
         return own_table::clean(args, out);
     }
+    selection::check_io(args.backend, args.direct)?;
+    if args.duration / args.rounds < ROUND_MIN {
+        return Err(Failure::usage(format!(
+            "--duration {:?} leaves each of {} rounds less than 1 ms; raise it or lower --rounds",
+            args.duration, args.rounds
+        )));
+    }
+    let stream_for = |vocab| {
+        tokens::stream(args.tokens.as_deref().unwrap_or_else(|| tokens::default_stream(vocab)), args.seed, vocab)
+    };
     let (path, model) = match &args.table {
         Some(path) => (path.clone(), selection::model(path, &args.model, &args.raw, out)?),
         None => {
+            if args.raw.row_bytes.is_some() {
+                return Err(Failure::usage("--row-bytes and its like describe raw shards: name their folder"));
+            }
+            if let Some(vocab) = own_table::vocab(args)? {
+                stream_for(vocab)?;
+            }
             let path = own_table::make(args, out)?;
             // --model named what to make; the table itself says how it was scaled.
             let options = ModelArgs { model: None, token_map: args.model.token_map.clone() };
@@ -49,7 +71,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
     let layers: Vec<u16> = (0..keygen.tables()).map(|table| keygen.deadline_layer(table)).collect();
     let num_layers = keygen.spec().num_layers.map_or(NUM_LAYERS_DEFAULT, u32::from);
     let shape = Shape::new(args, layers, num_layers)?;
-    let (stream, stream_name) = tokens::stream(&args.tokens, args.seed, keygen.vocab())?;
+    let (stream, stream_name) = stream_for(keygen.vocab())?;
     let mut arms = arms(args, &model, out)?;
     let memory = match arms.iter().any(|arm| arm.backend.is_none()) {
         false => None,
@@ -61,6 +83,13 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
         }
     };
     machine::exact_timers();
+    let prompts = u64::from(args.requests) * u64::from(args.prompt);
+    if args.batch_tokens.is_none() && prompts > PROMPTS_NOTED {
+        out.note(format!(
+            "note: each run begins with the prompts of all requests, {} tokens, before its clock starts; that may take longer than --duration",
+            grouped(prompts)
+        ));
+    }
 
     let bar = out.progress(u64::from(args.rounds) * arms.len() as u64, "running the arms", false);
     let runner = Runner {
@@ -69,7 +98,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
         model: &model,
         memory: memory.as_ref(),
         stream: &stream,
-        hole_share: runs::hole_share(&model)?,
+        holes: hole_rule::fault(hole_rule::bytes(model.files())?, model.self_proof()),
     };
     runner.settle_storage()?;
     for round in 0..args.rounds {
@@ -77,6 +106,7 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
             if round % 2 == 0 { (0..arms.len()).collect() } else { (0..arms.len()).rev().collect() };
         for index in order {
             interrupt::check()?;
+            bar.set_message(format!("round {} of {}, {}", round + 1, args.rounds, arms[index].name));
             runner.run(&mut arms[index], round)?;
             bar.inc(1);
         }

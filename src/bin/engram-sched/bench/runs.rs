@@ -9,9 +9,11 @@ use super::memory::MemoryTables;
 use super::sources::{MemoryRows, Rows, ScheduledRows};
 use crate::args::{BenchArgs, CacheArg};
 use crate::failure::Failure;
-use crate::tokens::{Random, splitmix64};
+use crate::output::bytes_text;
+use crate::tokens::Random;
+use engram_keygen::rng::splitmix64;
 use engram_sched::{
-    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartOptions, Token, holes,
+    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartError, StartOptions, Token,
 };
 use engram_sched_core::io::{self, Residency};
 use std::fs::File;
@@ -19,9 +21,6 @@ use std::time::{Duration, Instant};
 
 /// Rows that are read twice to prove that a buffered run was cold.
 const REREAD_ROWS: usize = 256;
-
-/// Most of a table that may be holes: they are read from no device.
-const HOLE_SHARE_MAX: f64 = 0.01;
 
 /// Most tokens that the scheduler plans ahead for one request.
 const AHEAD_TOKENS_MAX: u32 = 1 << 12;
@@ -36,18 +35,8 @@ pub(crate) struct Runner<'a> {
     pub(crate) model: &'a Model,
     pub(crate) memory: Option<&'a MemoryTables>,
     pub(crate) stream: &'a [Token],
-    pub(crate) hole_share: f64,
-}
-
-/// The share of the table's files that was never written.
-pub(crate) fn hole_share(model: &Model) -> Result<f64, Failure> {
-    let (mut hole_bytes, mut bytes) = (0, 0);
-    for file in model.files() {
-        let report = holes(&file.path)?;
-        hole_bytes += report.hole_bytes;
-        bytes += report.len;
-    }
-    Ok(hole_bytes as f64 / bytes.max(1) as f64)
+    /// Why no timing of this table counts.
+    pub(crate) holes: Option<String>,
 }
 
 impl Runner<'_> {
@@ -89,6 +78,7 @@ impl Runner<'_> {
         arm.sum.rows_requested += requested;
         arm.sum.rows_unique += unique;
         arm.sum.rows_checked += checker.checked;
+        arm.sum.rows_checked_warm_up += checker.checked_warm_up;
         arm.sum.mismatches += checker.mismatches;
         if let Some(first) = checker.first {
             arm.sum.first_mismatch.get_or_insert(first);
@@ -106,7 +96,8 @@ impl Runner<'_> {
     ) -> Result<(), Failure> {
         let cold = self.args.cache == CacheArg::Cold;
         let resident = if cold { self.evict()? } else { None };
-        let scheduler = Scheduler::start(self.model, &self.options(backend))?;
+        let scheduler =
+            Scheduler::start(self.model, &self.options(backend)).map_err(|error| self.start_failure(error))?;
         let class = if self.args.batch_tokens.is_some() { RequestClass::Bulk } else { RequestClass::Interactive };
         let mut rows = ScheduledRows::new(&scheduler, slots, class);
         let at_start = scheduler.stats();
@@ -128,12 +119,10 @@ impl Runner<'_> {
                     arm.sum.validity.direct_run(device, last.read_bytes - at_start.read_bytes);
                 }
             }
-            if self.hole_share > HOLE_SHARE_MAX {
-                arm.sum.validity.faults.insert(format!(
-                    "{:.1} % of the table are holes, which no device reads: time a table that is written in full",
-                    self.hole_share * 100.0
-                ));
-            }
+        }
+        arm.sum.validity.measured(figures.tokens_delivered, after.reads - before.reads);
+        if let Some(fault) = &self.holes {
+            arm.sum.validity.faults.insert(fault.clone());
         }
         arm.sum.add(figures, spent, Some((&before, &after, &last)));
         Ok(())
@@ -156,6 +145,12 @@ impl Runner<'_> {
         }
     }
 
+    /// Bytes of the buffer of one read: the default, or what the widest extent needs wherever it begins.
+    fn read_buffer_bytes(&self) -> u64 {
+        let widest = self.model.tables().iter().flat_map(|table| table.parts()).map(|part| part.bytes).max();
+        (u64::from(widest.unwrap_or(0)) / 4096 + 2).max(4) * 4096
+    }
+
     fn options(&self, backend: BackendChoice) -> StartOptions {
         let tokens = self.shape.await_tokens(self.args.batch_tokens);
         let in_flight = self.args.in_flight.unwrap_or(0);
@@ -171,8 +166,31 @@ impl Runner<'_> {
                 ahead_tokens_max: (2 * tokens.max(32)).min(AHEAD_TOKENS_MAX),
                 in_flight_interactive_max: in_flight,
                 in_flight_bulk_max: in_flight,
+                arena_bytes_max: if in_flight == 0 { 0 } else { u64::from(in_flight) * self.read_buffer_bytes() },
                 ..Limits::default()
             },
+        }
+    }
+
+    /// A limit of the scheduler, in terms of the flags that it follows from.
+    fn start_failure(&self, error: StartError) -> Failure {
+        let tokens = if self.args.batch_tokens.is_some() { "--batch-tokens" } else { "--prompt" };
+        match error {
+            StartError::Limit { limit, why } => {
+                let (flags, why) = match limit {
+                    "in_flight_interactive_max" | "in_flight_bulk_max" | "arena_bytes_max" => {
+                        ("--in-flight".into(), why)
+                    }
+                    "prefetch_bytes_max" => ("--requests".into(), "their rows ahead do not fit into 1 GiB".into()),
+                    _ => (format!("--requests or {tokens}"), why),
+                };
+                Failure::usage(format!("the scheduler cannot be given this much; lower {flags} ({why})"))
+            }
+            StartError::Memory { bytes, source } => Failure::failed(format!(
+                "{} of memory cannot be reserved ({source}); lower --requests or {tokens}",
+                bytes_text(bytes)
+            )),
+            other => other.into(),
         }
     }
 
@@ -209,17 +227,16 @@ impl Runner<'_> {
 }
 
 /// CPU time of the process since a moment.
-struct Cpu(Option<u64>);
+struct Cpu(Duration);
 
 impl Cpu {
     fn now() -> Self {
-        Self(machine::cpu_ns())
+        Self(machine::process_cpu())
     }
 
     /// Without what the emulation and the checker spent themselves.
     fn elapsed(&self, figures: &RunFigures, checker: &Checker) -> Duration {
-        let now = machine::cpu_ns().unwrap_or(0);
-        let all = Duration::from_nanos(now.saturating_sub(self.0.unwrap_or(now)));
+        let all = machine::process_cpu().saturating_sub(self.0);
         all.saturating_sub(figures.spinning).saturating_sub(checker.spent)
     }
 }
