@@ -64,7 +64,12 @@ pub(crate) fn write(plan: &SynthPlan, out: &Output) -> Result<Summary, Failure> 
     });
     bar.finish_and_clear();
     match written {
-        Ok(summary) => Ok(summary),
+        Ok(summary) => {
+            for left in &summary.leftovers_removed {
+                out.note(format!("removed {}, which a killed run had left", left.display()));
+            }
+            Ok(summary)
+        }
         Err(StoreError::Cancelled { .. }) => Err(Failure::Interrupted),
         Err(error) => Err(error.into()),
     }
