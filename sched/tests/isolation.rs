@@ -82,6 +82,9 @@ struct World {
     panics: Arc<AtomicBool>,
 }
 
+/// Long enough for an actor to have seen what there was, and to sleep.
+const SETTLE: Duration = Duration::from_millis(300);
+
 /// Everything of the one file, for faults.
 const ALL: std::ops::Range<u64> = 0..u64::MAX;
 
@@ -96,7 +99,7 @@ fn world(limits: Limits) -> World {
     let options = StartOptions { limits, ..StartOptions::default() };
     let scheduler =
         Scheduler::start_with(parts, &options, vec![BackendFactory::ready(Box::new(backend))]).expect("a scheduler");
-    std::thread::sleep(Duration::from_millis(50)); // so that the actor sleeps, and has to be woken
+    std::thread::sleep(SETTLE); // so that the actor sleeps, and has to be woken
     World { disk, scheduler, tables, panics }
 }
 
@@ -136,7 +139,7 @@ fn one_hung_read_does_not_stop_the_others() {
     w.disk.add_fault(SimulatedFault::Stall { file: FileId(0), range: ALL, times: 1 });
     let hung = w.scheduler.begin(Begin::default()).unwrap();
     w.scheduler.on_token(hung, 499).unwrap();
-    std::thread::sleep(Duration::from_millis(50)); // the actor waits for that read now
+    std::thread::sleep(SETTLE); // the actor waits for that read now
     let other = w.scheduler.begin(Begin::default()).unwrap();
     w.scheduler.on_token(other, 7).unwrap();
     let got = w.scheduler.await_layer(other).wait_deadline(Instant::now() + Duration::from_secs(20)).map(drop);
@@ -151,7 +154,7 @@ fn decode_does_not_wait_with_the_bulk_that_it_shares_a_group_with() {
     w.disk.add_fault(SimulatedFault::Stall { file: FileId(0), range: ALL, times: 1 });
     let hung = w.scheduler.begin(Begin::default()).unwrap();
     w.scheduler.on_token(hung, 499).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    std::thread::sleep(SETTLE);
     // A bulk prompt is queued behind the hung read; then a decode token that wants the rows of its last position.
     let toks: Vec<Token> = (100..140).collect();
     let bulk = w.scheduler.begin(Begin { class: RequestClass::Bulk, ..Begin::default() }).unwrap();
