@@ -50,7 +50,9 @@ impl Doorbell {
 
     /// The actor says that it is about to sleep. It must look at its queues once more before it does.
     pub fn announce(&self) {
-        self.sleeping.store(1, Ordering::Relaxed); // S1
+        // S1. A swap like P4, so that both have a place in one order: a store may not fall between a swap and the value it read, but
+        // loom lets it (seen with two producers at three preemptions), and a model that raises false alarms finds nothing.
+        self.sleeping.swap(1, Ordering::Relaxed);
         if !seeded::is(Bug::DoorbellSleepFence) {
             fence(Ordering::SeqCst); // S2, pairs with P2
         }
@@ -58,6 +60,6 @@ impl Doorbell {
 
     /// The actor is awake again.
     pub fn retract(&self) {
-        self.sleeping.store(0, Ordering::Relaxed);
+        self.sleeping.swap(0, Ordering::Relaxed); // a swap: see `announce`
     }
 }
