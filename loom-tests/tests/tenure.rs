@@ -4,6 +4,7 @@
 //! against the slot's next request; (c) a guard's last look against the next range's first write.
 #![cfg(loom)]
 
+use engram_sched_core::protocol::run_gate::RunGate;
 use engram_sched_core::protocol::taker::{ClaimRefused, Claimed, Taker};
 use engram_sched_core::protocol::tenure::Tenure;
 use engram_sched_core::sync::seeded::Bug;
@@ -14,6 +15,8 @@ use loom_tests::{catches, passes};
 
 struct Slot {
     tenure: Tenure,
+    /// The slot's runner and whether it has recycled the slot: as in the scheduler, one thread at a time looks, and once is enough.
+    runner: RunGate<bool>,
     bytes: UnsafeCell<u32>,
 }
 
@@ -22,16 +25,23 @@ unsafe impl Sync for Slot {}
 
 impl Slot {
     fn new() -> (Arc<Self>, u32) {
-        let slot = Arc::new(Self { tenure: Tenure::new(), bytes: UnsafeCell::new(0) });
+        let slot = Arc::new(Self { tenure: Tenure::new(), runner: RunGate::new(false), bytes: UnsafeCell::new(0) });
         let generation = slot.tenure.begin();
         (slot, generation)
     }
 
-    /// The runner's end of a life: if nobody is there, the slot is prepared for the next.
+    /// Announces that the slot may be free; the runner looks, and prepares it for the next life if nobody is there.
     fn try_recycle(&self) {
-        if self.tenure.recycle() {
-            // SAFETY: vacant.
-            self.bytes.with_mut(|b| unsafe { *b = 9 });
+        if let Some(runner) = self.runner.notify() {
+            let left = runner.run(|recycled| {
+                if !*recycled && !self.tenure.is_live() && self.tenure.recycle() {
+                    // SAFETY: vacant.
+                    self.bytes.with_mut(|b| unsafe { *b = 9 });
+                    *recycled = true;
+                }
+                true
+            });
+            assert!(left.is_none());
         }
     }
 }
