@@ -51,8 +51,8 @@ impl Request {
     }
 }
 
-fn tokens_and_a_notifier() {
-    let request = Request::new(4);
+fn two_tokens(capacity: usize) {
+    let request = Request::new(capacity);
     let other = {
         let request = Arc::clone(&request);
         thread::spawn(move || request.run())
@@ -63,16 +63,12 @@ fn tokens_and_a_notifier() {
     assert_eq!(request.seen(), [7, 8], "a token was lost or out of order");
 }
 
+fn tokens_and_a_notifier() {
+    two_tokens(4);
+}
+
 fn a_word_used_again() {
-    let request = Request::new(1);
-    let other = {
-        let request = Arc::clone(&request);
-        thread::spawn(move || request.run())
-    };
-    request.push(7);
-    request.push(8);
-    other.join().unwrap();
-    assert_eq!(request.seen(), [7, 8], "a token was lost or out of order");
+    two_tokens(1);
 }
 
 fn passed_on() {

@@ -390,8 +390,7 @@ impl Core {
         let mut go_on = true;
         while !slot.mailbox.is_empty() {
             if *budget == 0 && self.limits.workers > 0 {
-                go_on = false;
-                *budget = self.limits.inline_tokens;
+                go_on = false; // the worker that takes the claim up has a budget of its own
                 break;
             }
             if !slot.credit.take(tables as u32) {
