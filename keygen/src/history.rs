@@ -10,7 +10,7 @@
 //! - After `new`, nothing but `clone` and `export` allocates.
 //! - A call that fails changes nothing.
 
-use crate::keygen::DEAD;
+use crate::keygen::{DEAD, Id};
 use crate::rng::splitmix64;
 use crate::{HistoryUnavailable, ImportError, Keygen, SeedError, Token};
 
@@ -139,7 +139,7 @@ impl History {
         self.position = start_pos - keep as u64;
         self.kept = 0;
         for (i, &id) in ids.iter().enumerate().skip(ids.len() - keep) {
-            self.append(keygen.resolve(id, is_live(i)));
+            self.append(Id(keygen.resolve(id, is_live(i))));
         }
         Ok(())
     }
@@ -230,16 +230,47 @@ impl History {
         self.position = position - keep as u64;
         self.kept = 0;
         for id in &ids[ids.len() - keep..] {
-            self.append(i32::from_le_bytes(*id));
+            self.append(Id(i32::from_le_bytes(*id)));
         }
         Ok(())
     }
 
-    /// Appends a resolved id.
+    /// Becomes the history `other`, as much of it as this tail holds. Allocates nothing.
+    ///
+    /// # Panics
+    /// If the two were made for different keygens.
+    pub fn copy_from(&mut self, other: &Self) {
+        assert!(self.fingerprint == other.fingerprint, "the histories are of different keygens");
+        let keep = other.kept().min(self.tail_max());
+        self.position = other.position - keep as u64;
+        self.kept = 0;
+        for age in (1..=keep).rev() {
+            self.append(Id(other.back(age).unwrap_or(DEAD)));
+        }
+    }
+
+    /// The kept id of position `pos`.
+    pub fn id_at(&self, pos: u64) -> Option<Id> {
+        let age = self.position.checked_sub(pos).filter(|&age| age > 0)?;
+        self.back(usize::try_from(age).ok()?).map(Id)
+    }
+
+    /// The oldest position whose window is known: older ones can neither be rewritten nor read again.
+    pub fn oldest(&self) -> u64 {
+        self.position - self.rollback_max()
+    }
+
+    /// Age of a position whose window is known, 1 = the newest.
     #[inline]
-    pub(crate) fn append(&mut self, id: i32) {
+    pub(crate) fn window_age(&self, pos: u64) -> Option<usize> {
+        (self.oldest()..self.position).contains(&pos).then(|| (self.position - pos) as usize)
+    }
+
+    /// Appends an id that the history's keygen has resolved.
+    #[inline]
+    pub fn append(&mut self, id: Id) {
         let mask = self.ring.len() - 1;
-        self.ring[self.position as usize & mask] = id;
+        self.ring[self.position as usize & mask] = id.0;
         self.position += 1;
         self.kept = (self.kept + 1).min(self.tail_max);
     }

@@ -67,6 +67,24 @@ struct Table {
     rows: u64,
 }
 
+/// A token resolved to what is hashed: the id itself, its compressed id, or DEAD. Of one keygen, and not checked again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Id(pub(crate) i32);
+
+impl Id {
+    /// As a word, for a queue between the one who checks tokens and the one who hashes them.
+    #[inline]
+    pub fn to_word(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Back from [`Id::to_word`].
+    #[inline]
+    pub fn from_word(word: u32) -> Self {
+        Self(word as i32)
+    }
+}
+
 /// A validated spec, ready to hash. Immutable; share it by reference.
 ///
 /// Memory: 4 B per raw id (Engram), and a few KiB.
@@ -241,6 +259,20 @@ impl Keygen {
         if (token as u32) < self.vocab { Ok(()) } else { Err(TokenOutOfRange { token, vocab: self.vocab }) }
     }
 
+    /// Checks a token and resolves it to the id that is hashed.
+    ///
+    /// `live = false` marks a masked position, whose id need not be legal; see [`Keygen::push`].
+    ///
+    /// # Errors
+    /// If a live token is outside the vocabulary.
+    #[inline]
+    pub fn id(&self, token: Token, live: bool) -> Result<Id, TokenOutOfRange> {
+        if live {
+            self.check(token)?;
+        }
+        Ok(Id(self.resolve(token, live)))
+    }
+
     /// The id that is hashed for `token`, or DEAD.
     #[inline]
     pub(crate) fn resolve(&self, token: Token, live: bool) -> i32 {
@@ -263,18 +295,35 @@ impl Keygen {
     /// If a live token has not passed [`Keygen::check`], or the history was made for another keygen.
     #[inline]
     pub fn push(&self, history: &mut History, token: Token, live: bool) -> Window {
-        history.assert_keygen(self);
         let id = self.resolve(token, live);
+        let window = self.window(history, 0, id);
+        history.append(Id(id));
+        window
+    }
+
+    /// The window of a position that `history` keeps, together with the ids before it. `None` if it does not.
+    ///
+    /// # Panics
+    /// If the history was made for another keygen.
+    #[inline]
+    pub fn window_at(&self, history: &History, pos: u64) -> Option<Window> {
+        let age = history.window_age(pos)?;
+        Some(self.window(history, age, history.back(age)?))
+    }
+
+    /// The window of the id `age` positions back, 1 = the newest, 0 = the next.
+    #[inline]
+    fn window(&self, history: &History, age: usize, id: i32) -> Window {
+        history.assert_keygen(self);
         let dead = self.spec.dialect == Dialect::Engram && id == DEAD;
         let mut ids = [0; WINDOW_MAX];
         ids[0] = if dead { self.filler } else { id };
         let mut blocked = dead;
-        for (age, slot) in ids[..self.window_len].iter_mut().enumerate().skip(1) {
-            let previous = history.back(age).unwrap_or(self.barrier);
+        for (lookback, slot) in ids[..self.window_len].iter_mut().enumerate().skip(1) {
+            let previous = history.back(age + lookback).unwrap_or(self.barrier);
             blocked |= previous == self.barrier;
             *slot = if blocked { self.filler } else { previous };
         }
-        history.append(id);
         Window { ids, len: self.window_len as u8, dead }
     }
 

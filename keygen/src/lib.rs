@@ -45,7 +45,7 @@ mod spec;
 
 pub use error::{HistoryUnavailable, ImportError, SeedError, SpecError, TokenMapError, TokenOutOfRange};
 pub use history::History;
-pub use keygen::{Keygen, Window};
+pub use keygen::{Id, Keygen, Window};
 pub use map::TokenMap;
 pub use spec::{Dialect, RowSpec, Spec, TableSource, TokenMapSpec};
 

@@ -3,7 +3,7 @@
 //! The oracle below walks back from each position over the whole sequence and divides; it shares nothing with the
 //! streaming path but the constants. Small vocabularies make barriers (EOS, DEAD) and repeats frequent.
 
-use engram_keygen::{Dialect, History, Keygen, RowId, Spec, Token, TokenMap};
+use engram_keygen::{Dialect, History, Keygen, RowId, Spec, Token, TokenMap, Window};
 use proptest::prelude::*;
 
 /// One id of a sequence; the mask of a position and its id go together.
@@ -73,12 +73,16 @@ fn oracle(keygen: &Keygen, map: &[i32], items: &[Item], pos: usize) -> Vec<Vec<R
 
 fn push(keygen: &Keygen, history: &mut History, (id, live): Item) -> Vec<Vec<RowId>> {
     let window = keygen.push(history, id, live);
+    rows_of(keygen, &window)
+}
+
+fn rows_of(keygen: &Keygen, window: &Window) -> Vec<Vec<RowId>> {
     let rows = |table| {
         let mut out = vec![0; keygen.columns()];
-        keygen.token_rows(table, &window, &mut out);
+        keygen.token_rows(table, window, &mut out);
         // The groups give the same as the whole token.
         let mut group = vec![0; keygen.heads()];
-        let mixes = keygen.mixes(table, &window);
+        let mixes = keygen.mixes(table, window);
         for order in 0..keygen.orders() {
             keygen.rows(table, order, mixes[order], &mut group);
             assert_eq!(group, out[order * keygen.heads()..][..keygen.heads()]);
@@ -187,6 +191,32 @@ proptest! {
     }
 
     /// After rollback(k), a history is that of a request that never had those positions.
+    /// Appending first and hashing later gives the same windows, for as far back as the history says, whatever it was copied from.
+    #[test]
+    fn windows_can_be_had_later(items in sequence(60), tail in 0_usize..80, small in 0_usize..40) {
+        let map = TokenMap::made_up(12, 5).unwrap();
+        for keygen in keygens() {
+            let mut late = History::new(&keygen, tail);
+            for &(id, live) in &items {
+                late.append(keygen.id(id, live).unwrap());
+            }
+            let mut copy = History::new(&keygen, small);
+            copy.copy_from(&late);
+            for history in [&late, &copy] {
+                prop_assert_eq!(history.position(), items.len() as u64);
+                for pos in 0..=items.len() {
+                    let window = keygen.window_at(history, pos as u64);
+                    prop_assert_eq!(window.is_some(), pos < items.len() && pos as u64 >= history.oldest());
+                    if let Some(window) = window {
+                        prop_assert_eq!(rows_of(&keygen, &window), oracle(&keygen, map.ids(), &items, pos));
+                        let id = history.id_at(pos as u64);
+                        prop_assert_eq!(id, keygen.id(items[pos].0, items[pos].1).ok());
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn rollback_law(base in sequence(60), drafts in sequence(30), next in sequence(10), tail in 0_usize..40) {
         for keygen in keygens() {
