@@ -198,7 +198,7 @@ impl IoActor {
         let queue = &self.core.doors[self.index].queue;
         let mut room = self.free_wants;
         for class in PlanClass::ALL {
-            let keep = if class == PlanClass::Decode { 0 } else { self.wants.len().saturating_sub(SORTED_WANTS) };
+            let keep = if class <= PlanClass::DecodePrefetch { 0 } else { self.wants.len().saturating_sub(SORTED_WANTS) };
             while room >= self.plan_wants_max.max(keep) {
                 let Some(plan) = queue.pop(class as usize) else { break };
                 room -= self.plan_wants_max;
@@ -228,7 +228,7 @@ impl IoActor {
         for group in core.plans.groups(plan, *index) {
             let (table, rows) = core.group_rows(group);
             let rank = Rank::new(class as u8, stamp_ns, table as u16);
-            for (head, row) in rows.enumerate() {
+            for (head, row) in rows {
                 let mut row_offset = 0;
                 for part in 0..core.tables[table].parts().len() {
                     let Extent { file, offset, len } = core.tables[table].extent(part, row);

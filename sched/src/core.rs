@@ -5,7 +5,6 @@
 //!   plan only while one of its groups is unread. The pools are sized for all credit, so they never run dry on the hot path.
 //! - Nothing here waits and, after [`Core::new`], nothing here allocates.
 
-use crate::delivery::Destination;
 use crate::io::WakeBackend;
 use crate::limits::Resolved;
 use crate::memory::RowMemory;
@@ -17,21 +16,37 @@ use crate::protocol::group::{Group, GroupIndex, IndexPlace, Links, Waiters};
 use crate::protocol::index_stack::IndexStack;
 use crate::protocol::plan_queue::{PlanQueue, PushError};
 use crate::request::Slot;
+use crate::step::{Steps, Wakes};
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, BoundedQueue, Mutex, OnceLock, Ordering, lock};
-use crate::{Closed, Layer, ReadError, StartError};
+use crate::{Closed, EntryFailure, Layer, ReadError, StartError};
 use engram_keygen::{Keygen, ORDERS_MAX, RowId};
 use engram_store::{DataFile, FileId, Table};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Shapes that follow from keys and tables.
+/// Heads of one order that this process owns.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct OwnedOrder {
+    /// The keygen's order.
+    pub(crate) order: usize,
+    /// The order's heads.
+    pub(crate) heads: std::ops::Range<usize>,
+}
+
+/// Shapes that follow from keys and tables, and from what this process owns of them.
 #[derive(Debug)]
 pub(crate) struct Geometry {
     pub(crate) layers: Vec<Layer>,
-    /// Groups of a token and table: one per order.
-    pub(crate) orders: usize,
-    /// Rows of a group.
+    /// The keygen's table of each table.
+    pub(crate) keys: Vec<usize>,
+    /// When a layer is due: its share of a step's time, by table.
+    pub(crate) lead: Vec<f64>,
+    /// Groups of a token and table: one per owned order.
+    pub(crate) orders: Vec<OwnedOrder>,
+    /// Rows of a token and table.
+    pub(crate) columns: usize,
+    /// Rows of a group at most.
     pub(crate) heads: usize,
     /// Bytes of a row, by table.
     pub(crate) row_bytes: Vec<usize>,
@@ -42,23 +57,38 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    pub(crate) fn columns(&self) -> usize {
-        self.orders * self.heads
+    /// The table of a layer.
+    pub(crate) fn table(&self, layer: Layer) -> Option<usize> {
+        self.layers.iter().position(|&l| l == layer)
     }
 }
 
 /// A cell's payload; the cell's word orders it.
 #[derive(Debug)]
 pub(crate) struct CellBody {
+    /// Whose credit it is.
     slot: AtomicU32,
-    table: AtomicU32,
+    pub(crate) table: AtomicU32,
     /// Groups in use; 0: a dead position, delivered as zeros.
     groups_len: AtomicU32,
-    /// Bytes copied from each group.
-    group_bytes: AtomicU32,
     groups: [AtomicU32; ORDERS_MAX],
-    pub(crate) destination: Destination,
+    /// Bytes to deliver.
+    bytes: AtomicU32,
+    /// Where its rows go, once it is bound: a row of a step, which belongs to an entry of the step.
+    pub(crate) step: AtomicU32,
+    pub(crate) row: AtomicU32,
+    pub(crate) entry: AtomicU32,
+    /// A [`PlanClass`].
+    pub(crate) class: AtomicU32,
+    /// When it was planned, nanoseconds of the scheduler's clock.
+    pub(crate) stamp_ns: AtomicU64,
 }
+
+/// In a cell's groups: no row of the group is wanted, its bytes are zeros.
+pub(crate) const ZERO_GROUP: u32 = u32::MAX;
+
+/// In a group's rows: no row, its bytes are zeros.
+pub(crate) const NO_ROW: RowId = RowId::MAX;
 
 /// A group's key and rows; its references order them.
 #[derive(Debug)]
@@ -73,14 +103,29 @@ pub(crate) struct GroupKey {
     pub(crate) failure: Failure,
 }
 
-/// The first failure of a group or a layer: claimed by one, read after the word that orders it.
+/// The first failure of a group, a layer or an entry: claimed by one, read after the word that orders it.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
     claimed: AtomicBool,
     row: AtomicU64,
+    /// A file, or a [`Cause`] without one.
     file: AtomicU32,
     errno: AtomicU32,
     table: AtomicU32,
+}
+
+/// Why an entry has no rows, beside a failed read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum Cause {
+    /// The request ended, was preempted or rolled back.
+    Cancelled = u32::MAX,
+    /// The positions are older than the ids that are kept.
+    HistoryUnavailable = u32::MAX - 1,
+    /// A deadline or the watchdog came first.
+    Timeout = u32::MAX - 2,
+    /// The scheduler closed.
+    Closed = u32::MAX - 3,
 }
 
 impl Failure {
@@ -98,23 +143,35 @@ impl Failure {
         }
     }
 
+    /// A failure that is no read's; `pos` is a position of the request.
+    pub(crate) fn set_cause(&self, cause: Cause, pos: u64) {
+        self.set(0, pos, FileId(cause as u32), 0);
+    }
+
     pub(crate) fn is_set(&self) -> bool {
         self.claimed.load(Ordering::Relaxed)
     }
 
-    fn copy_to(&self, other: &Self) {
+    pub(crate) fn copy_to(&self, other: &Self) {
         let load = |a: &AtomicU32| a.load(Ordering::Relaxed);
         let (file, errno) = (FileId(load(&self.file)), load(&self.errno) as i32);
         other.set(load(&self.table), self.row.load(Ordering::Relaxed), file, errno);
     }
 
-    pub(crate) fn error(&self, core: &Core) -> ReadError {
+    pub(crate) fn error(&self, core: &Core) -> EntryFailure {
         let load = |a: &AtomicU32| a.load(Ordering::Relaxed);
-        ReadError {
-            layer: core.geometry.layers[load(&self.table) as usize],
-            row: self.row.load(Ordering::Relaxed),
-            file: core.files[load(&self.file) as usize].path.clone(),
-            errno: load(&self.errno) as i32,
+        let (row, file) = (self.row.load(Ordering::Relaxed), load(&self.file));
+        match core.files.get(file as usize) {
+            Some(file) => EntryFailure::Read(ReadError {
+                layer: core.geometry.layers[load(&self.table) as usize],
+                row,
+                file: file.path.clone(),
+                errno: load(&self.errno) as i32,
+            }),
+            None if file == Cause::HistoryUnavailable as u32 => EntryFailure::HistoryUnavailable { pos: row },
+            None if file == Cause::Timeout as u32 => EntryFailure::Timeout,
+            None if file == Cause::Closed as u32 => EntryFailure::Closed,
+            None => EntryFailure::Cancelled,
         }
     }
 }
@@ -132,6 +189,23 @@ impl ActorDoor {
             waker.wake();
         }
     }
+}
+
+/// What a new cell is for.
+pub(crate) struct CellWanted {
+    /// Its groups, and those of them that are to be waited for.
+    pub(crate) groups: usize,
+    pub(crate) deposits: usize,
+    pub(crate) bytes: usize,
+    pub(crate) class: PlanClass,
+    pub(crate) stamp_ns: u64,
+}
+
+/// A cell by its generation: once bound it goes its own way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CellRef {
+    pub(crate) cell: u32,
+    pub(crate) generation: u32,
 }
 
 /// See the module text.
@@ -154,12 +228,16 @@ pub(crate) struct Core {
     /// Row ids, `heads` per group.
     group_rows: Box<[AtomicU64]>,
     pub(crate) group_memory: RowMemory,
+    /// Destinations of ours: of each request's own step, then of each step slot.
     pub(crate) destination_memory: RowMemory,
+    pub(crate) steps: Steps,
     pub(crate) plans: PlanSlab,
     pub(crate) doors: Vec<ActorDoor>,
     closing: Closing,
     /// Requests that have begun and not ended; at most `requests_max`.
     pub(crate) live: AtomicU32,
+    /// Requests that are preempted; at most `requests_max`.
+    pub(crate) preempted: AtomicU32,
     /// Live interactive requests: while there is one, the in-flight limit is the lower one.
     pub(crate) interactive_live: AtomicU32,
     pub(crate) counters: Counters,
@@ -175,10 +253,6 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// Layers of the runner's own request that have become complete: their wakers run after the run gate is released.
-#[derive(Debug, Default)]
-pub(crate) struct Wakes(pub(crate) u64);
-
 impl Core {
     pub(crate) fn new(
         keygen: Keygen,
@@ -191,7 +265,6 @@ impl Core {
         let cells = limits.cells(&geometry);
         let groups = limits.groups(&geometry);
         let plans = limits.plans();
-        let destination = limits.slot_destination_bytes(&geometry);
         let reserve = |bytes: u64| {
             usize::try_from(bytes)
                 .map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))
@@ -202,9 +275,13 @@ impl Core {
             slot: AtomicU32::new(0),
             table: AtomicU32::new(0),
             groups_len: AtomicU32::new(0),
-            group_bytes: AtomicU32::new(0),
             groups: std::array::from_fn(|_| AtomicU32::new(0)),
-            destination: Destination::default(),
+            bytes: AtomicU32::new(0),
+            step: AtomicU32::new(0),
+            row: AtomicU32::new(0),
+            entry: AtomicU32::new(0),
+            class: AtomicU32::new(0),
+            stamp_ns: AtomicU64::new(0),
         };
         let key = || GroupKey {
             table_order: AtomicU32::new(0),
@@ -223,19 +300,22 @@ impl Core {
             },
             cells: (0..cells).map(|_| Cell::new(cell())).collect(),
             free_cells: IndexStack::full(cells),
-            links: Links::new(cells as usize * geometry.orders),
+            links: Links::new(cells as usize * geometry.orders.len()),
             groups: (0..groups).map(|_| Group::new(key())).collect(),
             free_groups: IndexStack::full(groups),
             index: GroupIndex::new(groups as usize),
             group_rows: (0..groups as usize * geometry.heads).map(|_| AtomicU64::new(0)).collect(),
             group_memory: reserve(u64::from(groups) * geometry.group_bytes as u64)?,
-            destination_memory: reserve(destination * u64::from(limits.request_slots))?,
+            destination_memory: reserve(limits.destination_bytes(&geometry))?,
+            steps: Steps::new(&limits, &geometry)
+                .map_err(|source| StartError::Memory { bytes: limits.fence_bytes(&geometry), source })?,
             plans: PlanSlab::new(plans, placement.actors()),
             doors: (0..placement.actors())
                 .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
                 .collect(),
             closing: Closing::new(),
             live: AtomicU32::new(0),
+            preempted: AtomicU32::new(0),
             interactive_live: AtomicU32::new(0),
             counters: Counters::default(),
             epoch: Instant::now(),
@@ -257,12 +337,21 @@ impl Core {
 
     // ---- closing ---------------------------------------------------------------------------------------------------------------
 
-    pub(crate) fn check_open(&self) -> Result<(), Closed> {
-        match self.closing.reason() {
-            0 => Ok(()),
-            1 => Err(Closed::Shutdown),
-            _ => Err(Closed::Fatal),
+    fn reason(reason: u32) -> Option<Closed> {
+        match reason {
+            0 => None,
+            1 => Some(Closed::Shutdown),
+            _ => Some(Closed::Fatal),
         }
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Closed> {
+        Self::reason(self.closing.reason()).map_or(Ok(()), Err)
+    }
+
+    /// The same, for who has claimed a step slot: see [`Closing`].
+    pub(crate) fn check_open_after_claim(&self) -> Result<(), Closed> {
+        Self::reason(self.closing.reason_after_claim()).map_or(Ok(()), Err)
     }
 
     /// Ends service: the flag first, then the queues, then everybody who may be asleep.
@@ -274,8 +363,10 @@ impl Core {
                 door.wake();
             }
             self.workers.close();
-            for slot in 0..=self.limits.request_slots {
-                (0..self.geometry.layers.len()).for_each(|table| self.wake_layer(slot, table));
+            self.steps.watchdog.close();
+            self.end_steps();
+            for step in 0..=self.limits.request_slots {
+                (0..self.geometry.layers.len()).for_each(|table| self.wake_layer(step, table));
             }
         });
     }
@@ -286,27 +377,31 @@ impl Core {
         self.close(Closed::Fatal);
     }
 
-    /// Wakes the waiter of a layer. Its waker is the engine's: a panic of it stays with it (and is told by the panic hook).
-    pub(crate) fn wake_layer(&self, slot: u32, table: usize) {
-        let gate = &self.slots[slot as usize].layers[table].gate;
+    /// Wakes the waiter of a layer of a step. Its waker is the engine's: a panic of it stays with it (and is told by the panic hook).
+    pub(crate) fn wake_layer(&self, step: u32, table: usize) {
+        let gate = &self.steps.layer(step, table).gate;
         let _ = catch_unwind(AssertUnwindSafe(|| gate.wake()));
     }
 
     // ---- cells -----------------------------------------------------------------------------------------------------------------
 
-    /// Takes a cell, against credit that the caller has taken, waiting for `deposits` groups.
-    pub(crate) fn open_cell(&self, slot: u32, table: usize, deposits: usize, group_bytes: usize) -> (u32, u32) {
+    /// Takes a cell, against credit that the caller has taken.
+    pub(crate) fn open_cell(&self, slot: u32, table: usize, wanted: &CellWanted) -> CellRef {
+        let &CellWanted { groups, deposits, bytes, class, stamp_ns } = wanted;
         let cell = self.free_cells.pop().expect("cells are bounded by credit");
         let body = self.cells[cell as usize].payload();
         body.slot.store(slot, Ordering::Relaxed);
         body.table.store(table as u32, Ordering::Relaxed);
-        body.groups_len.store(deposits as u32, Ordering::Relaxed);
-        body.group_bytes.store(group_bytes as u32, Ordering::Relaxed);
-        (cell, self.cells[cell as usize].init(deposits as u8))
+        body.groups_len.store(groups as u32, Ordering::Relaxed);
+        body.bytes.store(bytes as u32, Ordering::Relaxed);
+        body.class.store(class as u32, Ordering::Relaxed);
+        body.stamp_ns.store(stamp_ns, Ordering::Relaxed);
+        CellRef { cell, generation: self.cells[cell as usize].init(deposits as u8) }
     }
 
     fn cell_groups<'c>(&self, body: &'c CellBody) -> impl Iterator<Item = u32> + use<'c> {
-        body.groups[..body.groups_len.load(Ordering::Relaxed) as usize].iter().map(|g| g.load(Ordering::Relaxed))
+        let len = (body.groups_len.load(Ordering::Relaxed) as usize).min(ORDERS_MAX);
+        body.groups[..len].iter().map(|g| g.load(Ordering::Relaxed))
     }
 
     /// Returns what a cell holds and the cell itself. For its owner, after `finish` or a step to FREE.
@@ -315,7 +410,7 @@ impl Core {
     fn free_cell(&self, cell: u32) {
         let body = self.cells[cell as usize].payload();
         let slot = body.slot.load(Ordering::Relaxed);
-        for group in self.cell_groups(body) {
+        for group in self.cell_groups(body).filter(|&group| group != ZERO_GROUP) {
             self.unpin(group);
         }
         self.free_cells.push(cell);
@@ -324,39 +419,48 @@ impl Core {
         }
     }
 
-    /// Binds a waiting cell of the caller's request to the destination in its body, and copies if it is ready.
+    /// Binds a waiting cell of the caller's to the row of a step in its body, and copies if it is ready.
     pub(crate) fn bind_cell(&self, cell: u32, wakes: &mut Wakes) {
         if self.cells[cell as usize].bind() == Bound::Copy {
-            let (_, table, complete) = self.copy(cell);
-            if complete {
-                wakes.0 |= 1 << table;
-            }
-            self.free_cell(cell);
+            self.deliver_cell(cell, wakes);
         }
     }
 
-    /// Copies a claimed cell to its destination and counts it; returns its slot, its table and whether that completes the layer.
-    fn copy(&self, cell: u32) -> (u32, usize, bool) {
+    /// Copies a claimed cell to its row, counts it, and frees it.
+    fn deliver_cell(&self, cell: u32, wakes: &mut Wakes) {
         let body = self.cells[cell as usize].payload();
-        let (slot, table) = (body.slot.load(Ordering::Relaxed), body.table.load(Ordering::Relaxed) as usize);
-        let gate = &self.slots[slot as usize].layers[table];
-        let bytes = body.group_bytes.load(Ordering::Relaxed) as usize;
+        let (step, table) = (body.step.load(Ordering::Relaxed), body.table.load(Ordering::Relaxed) as usize);
+        let layer = self.steps.layer(step, table);
+        let to = layer.destination(body.row.load(Ordering::Relaxed));
         let mut at = 0;
-        for group in self.cell_groups(body) {
-            let failure = &self.groups[group as usize].key().failure;
-            if failure.is_set() {
-                failure.copy_to(&gate.failure);
-                self.zero_destination(body, at, bytes);
+        let total = body.bytes.load(Ordering::Relaxed) as usize;
+        for (order, group) in self.cell_groups(body).enumerate() {
+            let bytes = self.group_bytes(table, order).min(total - at);
+            if group == ZERO_GROUP {
+                self.zero(to, at, bytes);
             } else {
-                self.copy_group(group, body, at, bytes);
+                let failure = &self.groups[group as usize].key().failure;
+                if failure.is_set() {
+                    layer.fail(body.entry.load(Ordering::Relaxed), |entry| failure.copy_to(entry));
+                    self.zero(to, at, bytes);
+                } else {
+                    self.copy_group(group, to, at, bytes);
+                }
             }
             at += bytes;
         }
         if at == 0 {
-            self.zero_destination(body, 0, self.geometry.token_bytes[table]);
+            self.zero(to, 0, total);
         }
+        layer.planned(body.stamp_ns.load(Ordering::Relaxed));
         self.cells[cell as usize].finish();
-        (slot, table, gate.gate.complete(1))
+        self.count_rows(step, table, 1, wakes);
+        self.free_cell(cell);
+    }
+
+    /// Bytes of a group of a table: the owned heads of its order.
+    fn group_bytes(&self, table: usize, order: usize) -> usize {
+        self.geometry.orders[order].heads.len() * self.geometry.row_bytes[table]
     }
 
     /// A group of the cell is complete.
@@ -365,27 +469,33 @@ impl Core {
             Deposited::Pending => {}
             Deposited::Free => self.free_cell(cell),
             Deposited::Copy => {
-                let (slot, table, complete) = self.copy(cell);
-                if complete {
-                    self.wake_layer(slot, table);
-                }
-                self.free_cell(cell);
-                if complete {
-                    self.run(slot); // an ended request waits for its last copy
-                }
+                let mut wakes = Wakes::default();
+                self.deliver_cell(cell, &mut wakes);
+                self.wake_and_run(wakes);
             }
         }
     }
 
     /// The request lets go of a cell. True: it was bound, and its destination will not be written.
-    pub(crate) fn orphan_cell(&self, cell: u32, generation: u32) -> bool {
-        match self.cells[cell as usize].orphan(generation) {
+    pub(crate) fn orphan_cell(&self, at: CellRef) -> bool {
+        match self.cells[at.cell as usize].orphan(at.generation) {
             Orphaned::Free => {
-                self.free_cell(cell);
+                self.free_cell(at.cell);
                 false
             }
             Orphaned::Later { was_bound } => was_bound,
             Orphaned::Delivered => false,
+        }
+    }
+
+    /// Makes what a cell still waits for as urgent as `class`. A hint: the cell may be anybody's by now.
+    pub(crate) fn raise_cell(&self, cell: u32, class: PlanClass, deadline_ns: u64) {
+        for group in self.cell_groups(self.cells[cell as usize].payload()) {
+            if let Some(raised) = self.groups.get(group as usize)
+                && !raised.is_published()
+            {
+                self.raise_group(group, class, deadline_ns);
+            }
         }
     }
 
@@ -398,13 +508,14 @@ impl Core {
         (x as u64) ^ (x >> 64) as u64
     }
 
-    /// Finds the group (table, order, mix) and lets the cell's node wait for it, or opens it and adds it to the plan.
+    /// Finds the group (table, order, mix) and lets the cell's node wait for it, or opens it and adds it to the plan. `order` counts the
+    /// owned ones.
     ///
     /// The cell is WAITING and the caller's.
     pub(crate) fn want_group(&self, cell: u32, (table, order, mix): (usize, usize, u64), plan: &mut PlanDraft) {
         let hash = Self::group_hash(table, order, mix);
         let table_order = (table as u32) << 8 | order as u32;
-        let node = cell * self.geometry.orders as u32 + order as u32;
+        let node = cell * self.geometry.orders.len() as u32 + order as u32;
         let body = self.cells[cell as usize].payload();
         for group in self.index.candidates(hash) {
             let found = &self.groups[group as usize];
@@ -430,20 +541,28 @@ impl Core {
             return;
         }
         let mut rows = [0; engram_keygen::HEADS_MAX];
-        let rows = &mut rows[..self.geometry.heads];
-        self.keygen.rows(table, order, mix, rows);
-        let group = self.open_group(table_order, mix, rows, Some(hash), plan.class);
+        let rows = &mut rows[..self.keygen.heads()];
+        let owned = &self.geometry.orders[order];
+        self.keygen.rows(self.geometry.keys[table], owned.order, mix, rows);
+        let group = self.open_group(table_order, mix, &rows[owned.heads.clone()], Some(hash), plan.class);
         body.groups[order].store(group, Ordering::Relaxed);
         let _ = self.groups[group as usize].join(node, &self.links); // not published: it is in no plan yet
         plan.groups.push(group);
     }
 
-    /// Opens a group outside of the index, for rows named by the caller, at most `heads`; adds it to the plan.
-    pub(crate) fn want_rows(&self, cell: u32, table: usize, rows: &[RowId], plan: &mut PlanDraft) {
+    /// Opens a group outside of the index, as the cell's group `order`, for rows named by the caller, at most `heads`; adds it to the plan.
+    /// Rows that are [`NO_ROW`] are zeros. False: all are, and there is no group.
+    pub(crate) fn want_rows(&self, cell: u32, table: usize, order: usize, rows: &[RowId], plan: &mut PlanDraft) -> bool {
+        let groups = &self.cells[cell as usize].payload().groups;
+        if rows.iter().all(|&row| row == NO_ROW) {
+            groups[order].store(ZERO_GROUP, Ordering::Relaxed);
+            return false;
+        }
         let group = self.open_group((table as u32) << 8, 0, rows, None, plan.class);
-        self.cells[cell as usize].payload().groups[0].store(group, Ordering::Relaxed);
-        let _ = self.groups[group as usize].join(cell * self.geometry.orders as u32, &self.links);
+        groups[order].store(group, Ordering::Relaxed);
+        let _ = self.groups[group as usize].join(cell * self.geometry.orders.len() as u32 + order as u32, &self.links);
         plan.groups.push(group);
+        true
     }
 
     fn open_group(&self, table_order: u32, mix: u64, rows: &[RowId], hash: Option<u64>, class: PlanClass) -> u32 {
@@ -461,19 +580,24 @@ impl Core {
         key.failure.clear();
         let place = hash.and_then(|hash| self.index.insert(hash, group)).map_or(0, |place| place.to_word());
         key.place.store(place, Ordering::Relaxed);
-        let parts = self.tables[(table_order >> 8) as usize].parts().len();
-        opened.open((rows.len() * parts) as u32);
+        let table = (table_order >> 8) as usize;
+        let parts = self.tables[table].parts().len();
+        for (head, _) in rows.iter().enumerate().filter(|&(_, &row)| row == NO_ROW) {
+            self.zero_group_row(group, table, head);
+        }
+        let real = rows.iter().filter(|&&row| row != NO_ROW).count();
+        opened.open((real * parts) as u32);
         group
     }
 
-    /// Table and rows of a group that the caller holds.
-    pub(crate) fn group_rows(&self, group: u32) -> (usize, impl Iterator<Item = RowId>) {
+    /// Table and rows, with their place, of a group that the caller holds.
+    pub(crate) fn group_rows(&self, group: u32) -> (usize, impl Iterator<Item = (usize, RowId)>) {
         let key = self.groups[group as usize].key();
         let base = group as usize * self.geometry.heads;
         let len = key.rows_len.load(Ordering::Relaxed) as usize;
         let rows = self.group_rows[base..base + len].iter().map(|r| r.load(Ordering::Relaxed));
         let table = key.table_order.load(Ordering::Relaxed) >> 8;
-        (table as usize, rows)
+        (table as usize, rows.enumerate().filter(|&(_, row)| row != NO_ROW))
     }
 
     fn unpin(&self, group: u32) {
@@ -498,7 +622,7 @@ impl Core {
 
     fn publish(&self, group: u32, mut waiters: Waiters) {
         while let Some(node) = waiters.next(&self.links) {
-            self.deposit_cell(node / self.geometry.orders as u32);
+            self.deposit_cell(node / self.geometry.orders.len() as u32);
         }
         self.unpin(group);
     }
@@ -541,7 +665,7 @@ impl Core {
         }
         for (i, &group) in plan.groups.iter().enumerate() {
             let (table, rows) = self.group_rows(group);
-            for row in rows {
+            for (_, row) in rows {
                 for part in 0..self.tables[table].parts().len() {
                     shares[self.placement.actor_of(self.tables[table].extent(part, row).file)] |= 1 << i;
                 }

@@ -1,28 +1,33 @@
 //! Delivery: the bytes of rows on their way, read buffer to group to destination. The one place that moves them.
 //!
 //! Each function states whose right it uses. Groups: a depositor owns the range of its extent until its deposit, afterwards the bytes
-//! are read only while references exist. Destinations: the copier of a claimed cell owns that cell's range until it completes the layer
-//! gate, afterwards the guard of the layer has it for reading until the range is given up. Freed buffers are poisoned in debug builds,
-//! so that a mix-up is seen.
+//! are read only while references exist. Destinations: the copier of a claimed cell owns its row until the layer gate has counted it,
+//! who counts the last row owns the whole layer until it opens the gate, afterwards the guards of the layer have it for reading until the
+//! step is over. Freed buffers are poisoned in debug builds, so that a mix-up is seen.
 
-use crate::core::{CellBody, Core};
+use crate::core::Core;
 use crate::sync::{AtomicUsize, Ordering};
 
 /// What free buffers hold in debug builds.
 const POISON: u8 = 0xDB;
 
-/// Where a bound cell's rows go: an address whose range the cell owns until its layer gate has counted it. Ordered by the cell's word.
+/// Where a layer's rows go. Set by who sets the step up, and ordered by the words of the step's rows.
 #[derive(Debug, Default)]
 pub(crate) struct Destination(AtomicUsize);
 
+/// An address inside a destination.
+#[derive(Clone, Copy)]
+pub(crate) struct Place(*mut u8);
+
 impl Destination {
-    /// Sets the address, which must stay valid until the cell has been delivered or orphaned.
+    /// Sets the address, which must stay valid until the layer is complete.
     pub(crate) fn set(&self, address: *mut u8) {
         self.0.store(address.expose_provenance(), Ordering::Relaxed);
     }
 
-    fn at(&self, offset: usize) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut::<u8>(self.0.load(Ordering::Relaxed)).wrapping_add(offset)
+    /// `offset` bytes inside.
+    pub(crate) fn at(&self, offset: usize) -> Place {
+        Place(std::ptr::with_exposed_provenance_mut::<u8>(self.0.load(Ordering::Relaxed)).wrapping_add(offset))
     }
 }
 
@@ -37,19 +42,27 @@ impl Core {
         unsafe { self.group_memory.write(at, bytes) }
     }
 
-    /// Copies `bytes` bytes of a complete group to byte `at` of the cell's destination. For the copier of a claimed cell.
-    pub(crate) fn copy_group(&self, group: u32, cell: &CellBody, at: usize, bytes: usize) {
+    /// Writes zeros where a group has no row. For the group's owner, before it opens the group.
+    pub(crate) fn zero_group_row(&self, group: u32, table: usize, head: usize) {
+        let row_bytes = self.geometry.row_bytes[table];
+        let at = group as usize * self.geometry.group_bytes + head * row_bytes;
+        // SAFETY: the group is free, the caller owns it.
+        unsafe { self.group_memory.fill(at, row_bytes, 0) }
+    }
+
+    /// Copies `bytes` bytes of a complete group to byte `at` behind `to`. For the copier of a claimed cell.
+    pub(crate) fn copy_group(&self, group: u32, to: Place, at: usize, bytes: usize) {
         debug_assert!(bytes <= self.geometry.group_bytes);
         // SAFETY: the cell holds a reference to the group, which is complete: nobody writes it.
         let from = unsafe { self.group_memory.bytes(group as usize * self.geometry.group_bytes, bytes) };
-        // SAFETY: the claimed cell owns its part of the destination, which its binder sized for all groups of the cell.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), cell.destination.at(at), bytes) }
+        // SAFETY: the claimed cell owns its row of the destination, which holds all groups of a cell.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0.wrapping_add(at), bytes) }
     }
 
-    /// Writes zeros to the cell's destination. For the copier of a claimed cell.
-    pub(crate) fn zero_destination(&self, cell: &CellBody, at: usize, bytes: usize) {
-        // SAFETY: as in `copy_group`.
-        unsafe { std::ptr::write_bytes(cell.destination.at(at), 0, bytes) }
+    /// Writes zeros to byte `at` behind `to`. For the copier of a claimed cell, who sets a step up, or who finishes a layer.
+    pub(crate) fn zero(&self, to: Place, at: usize, bytes: usize) {
+        // SAFETY: as in `copy_group`; the others own the whole layer.
+        unsafe { std::ptr::write_bytes(to.0.wrapping_add(at), 0, bytes) }
     }
 
     /// Marks a group's buffer as free. For its owner, after the last reference.
@@ -61,25 +74,14 @@ impl Core {
         }
     }
 
-    /// Address of token `index` of a slot's range in layer `table`.
-    pub(crate) fn destination(&self, slot: u32, table: usize, index: usize) -> *mut u8 {
-        let (offset, bytes) = self.destination_range(slot, table, index, 1);
+    /// Address of byte `offset` of the destinations of ours, `bytes` of which are used.
+    pub(crate) fn own_destination(&self, offset: usize, bytes: usize) -> *mut u8 {
         self.destination_memory.address(offset, bytes)
     }
 
-    fn destination_range(&self, slot: u32, table: usize, index: usize, tokens: usize) -> (usize, usize) {
-        let tokens_max = self.limits.await_tokens as usize;
-        assert!(slot < self.limits.request_slots && index + tokens <= tokens_max);
-        let before: usize = self.geometry.token_bytes[..table].iter().map(|bytes| bytes * tokens_max).sum();
-        let slot_bytes = self.limits.slot_destination_bytes(&self.geometry) as usize;
-        let token_bytes = self.geometry.token_bytes[table];
-        (slot as usize * slot_bytes + before + index * token_bytes, tokens * token_bytes)
-    }
-
-    /// The rows of a complete layer. For the one who holds the layer's guard.
-    pub(crate) fn delivered(&self, slot: u32, table: usize, tokens: usize) -> &[u8] {
-        let (offset, bytes) = self.destination_range(slot, table, 0, tokens);
-        // SAFETY: the layer is complete, and its destination is not bound again before every guard of the range is dropped.
-        unsafe { self.destination_memory.bytes(offset, bytes) }
+    /// The first `bytes` bytes of a complete layer. For the one who holds the layer's guard.
+    pub(crate) fn delivered(&self, from: Place, bytes: usize) -> &[u8] {
+        // SAFETY: the layer is complete, and its destination is not written again before every guard of the step is dropped.
+        unsafe { std::slice::from_raw_parts(from.0, bytes) }
     }
 }

@@ -7,29 +7,54 @@
 pub(crate) const PLAN_GROUPS_MAX: usize = 64;
 
 /// Bands of an I/O actor's queue, the most urgent first.
-pub(crate) const BANDS: usize = 3;
+pub(crate) const BANDS: usize = 7;
 
 /// What a plan is for; also the band of the queue that carries it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(crate) enum PlanClass {
-    /// Tokens that were sampled: somebody waits.
-    Decode = 0,
+    /// A decode token's layer that a waiter sleeps on.
+    Awaited = 0,
+    /// Sampled tokens that a step has asked for.
+    DecodeDemand = 1,
+    /// Sampled tokens.
+    DecodePrefetch = 2,
+    /// Prompts that a step has asked for.
+    PrefillDemand = 3,
     /// Prompts.
-    Prefill = 1,
+    PrefillPrefetch = 4,
+    /// Drafts.
+    Speculative = 5,
     /// Bulk requests and row reads.
-    Bulk = 2,
+    Bulk = 6,
 }
 
 impl PlanClass {
-    pub(crate) const ALL: [Self; BANDS] = [Self::Decode, Self::Prefill, Self::Bulk];
+    pub(crate) const ALL: [Self; BANDS] = [
+        Self::Awaited,
+        Self::DecodeDemand,
+        Self::DecodePrefetch,
+        Self::PrefillDemand,
+        Self::PrefillPrefetch,
+        Self::Speculative,
+        Self::Bulk,
+    ];
 }
 
-/// A plan under construction, on its maker's stack.
-#[derive(Debug)]
+/// A plan under construction: groups of one table.
+#[derive(Clone, Debug)]
 pub(crate) struct PlanDraft {
     pub(crate) groups: smallvec::SmallVec<[u32; PLAN_GROUPS_MAX]>,
     pub(crate) class: PlanClass,
+    /// Nanoseconds of the scheduler's clock.
+    pub(crate) deadline_ns: u64,
+}
+
+impl PlanDraft {
+    /// An empty draft.
+    pub(crate) fn new(class: PlanClass, deadline_ns: u64) -> Self {
+        Self { groups: smallvec::SmallVec::new(), class, deadline_ns }
+    }
 }
 
 /// The bodies of all plans.

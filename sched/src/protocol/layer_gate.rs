@@ -1,12 +1,13 @@
-//! Layer gate: counts the copies that a layer of a bound range still needs, and wakes its one waiter.
+//! Layer gate: counts the rows that a layer of a step still needs, and wakes its one waiter.
 //!
-//! `remaining` is UNBOUND before the range is bound, then the number of tokens plus one (the binder's own, so that the layer cannot
-//! complete while it is being bound), and 0 when the last copy is in place.
+//! `remaining` is UNBOUND before the step is set up, then the number of rows plus two: one of who sets the step up, so that the layer
+//! cannot complete meanwhile, and the last one, of whoever counts the last row: it finishes the layer (zeroes failed entries, raises the
+//! fence) while nobody else touches it, and opens the gate (0).
 //!
 //! # Memory ordering
-//! L1 each `complete` releases its copy and the last one acquires them all (AcqRel); L2 the waiter's load (Acquire) pairs with L1. The
-//! waiter registers its waker before it looks (L3) and the completer looks for a waker after it has counted (L4): `AtomicWaker` orders
-//! the two, so either the waiter sees 0 or the completer sees the waker (no lost wake-up).
+//! L1 each `complete` releases its row and the last one acquires them all (AcqRel); `open` (Release) publishes the finished layer, and L2
+//! the waiter's load (Acquire) pairs with it. The waiter registers its waker before it looks (L3) and the opener looks for a waker
+//! after it has opened (L4): `AtomicWaker` orders the two, so either the waiter sees 0 or the opener sees the waker (no lost wake-up).
 
 use crate::sync::seeded::{self, Bug};
 use crate::sync::{AtomicU32, AtomicWaker, Ordering};
@@ -38,10 +39,10 @@ impl LayerGate {
         Self { remaining: AtomicU32::new(UNBOUND), waker: AtomicWaker::new() }
     }
 
-    /// Binds: `tokens` copies and the caller's own [`LayerGate::complete`] are to come. For the runner.
-    pub fn arm(&self, tokens: u32) {
-        debug_assert!(tokens < UNBOUND - 1);
-        self.remaining.store(tokens + 1, Ordering::Release);
+    /// Begins: `rows` rows and the caller's own [`LayerGate::complete`] are to come. For who sets the step up.
+    pub fn arm(&self, rows: u32) {
+        debug_assert!(rows < UNBOUND - 2);
+        self.remaining.store(rows + 2, Ordering::Release);
     }
 
     /// Back to unbound. For the waiter of a complete layer, or the runner of an ended request.
@@ -51,12 +52,24 @@ impl LayerGate {
         }
     }
 
-    /// `n` copies are in place, or will never be made. True: the layer is complete, and the caller must [`LayerGate::wake`] the waiter
-    /// (once it holds no claim: a waker may run anything).
+    /// `n` rows are in place, or will never be. True: they were the last, the caller finishes the layer and calls [`LayerGate::open`].
     #[must_use]
     pub fn complete(&self, n: u32) -> bool {
         let ordering = if seeded::is(Bug::LayerCompleteRelaxed) { Ordering::Relaxed } else { Ordering::AcqRel };
-        self.remaining.fetch_sub(n, ordering) == n // L1
+        self.remaining.fetch_sub(n, ordering) == n + 1 // L1
+    }
+
+    /// Keeps an incomplete layer from completing, until a [`LayerGate::complete`] of one. False: the last row has been counted.
+    #[must_use]
+    pub fn hold(&self) -> bool {
+        let more = |n: u32| (n > 1 && n != UNBOUND).then_some(n + 1);
+        self.remaining.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// The layer is finished: its waiter may have it. For the one who counted the last row; it wakes the waiter afterwards, once it holds no
+    /// claim (a waker may run anything).
+    pub fn open(&self) {
+        self.remaining.store(0, Ordering::Release);
     }
 
     /// Lets the waiter look around: the layer is complete, or the request or the scheduler has ended.
@@ -69,15 +82,15 @@ impl LayerGate {
         self.remaining.load(Ordering::Acquire) == 0 // L2
     }
 
-    /// Whether nobody copies or will copy: the layer is unbound or complete.
+    /// Whether nobody writes there or will: the layer is unbound or complete.
     pub fn is_quiet(&self) -> bool {
         seeded::is(Bug::LayerAlwaysQuiet) || matches!(self.remaining.load(Ordering::Acquire), 0 | UNBOUND)
     }
 
-    /// Copies still to come of a bound layer; `None` while unbound.
+    /// Rows still to come of a layer that has begun; `None` while unbound.
     pub fn remaining(&self) -> Option<u32> {
         let n = self.remaining.load(Ordering::Acquire); // pairs with `arm`, and with L1
-        (n != UNBOUND).then_some(n)
+        (n != UNBOUND).then_some(n.saturating_sub(1))
     }
 
     /// Registers the waiter's waker; it must look at everything it waits for afterwards (L3).

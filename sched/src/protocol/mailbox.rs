@@ -1,8 +1,7 @@
-//! Mailbox: the tokens of one request on their way to its keygen actor, a ring of words in order.
+//! Mailbox: messages for a request's keygen actor from the thread that has its front, in order.
 //!
-//! One producer at a time (the push bit of [`super::tenure`]) and one consumer at a time (the run gate). The ring is also the record
-//! of tokens that are not planned yet: the actor takes a token only when it has the credit to plan it, so a long prompt waits here at
-//! 4 bytes a token.
+//! Used only while another thread runs the actor: who finds the actor idle applies its message itself. So the ring is small, and full
+//! only while somebody is at work. One producer at a time (the push bit of [`super::tenure`]) and one consumer at a time (the run gate).
 //!
 //! # Memory ordering
 //! `tail` and `head` count words ever pushed and taken. M1 the producer writes the words, M2 it stores `tail` (Release); M3 the
@@ -11,94 +10,70 @@
 //! through the run gate; both hand the counters over.
 
 use crate::sync::seeded::{self, Bug};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
-
-/// A position's token and whether it is live.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// The token id; of a masked position whatever the engine put there.
-    pub token: i32,
-    /// False: a masked position.
-    pub live: bool,
-}
+use crate::sync::{AtomicU64, Ordering};
 
 /// See the module text.
 #[derive(Debug)]
 pub struct Mailbox {
-    tokens: Box<[AtomicU32]>,
-    /// One bit a token, set for masked positions: their ids are the engine's and may be any `i32`.
-    masks: Box<[AtomicU32]>,
+    words: Box<[AtomicU64]>,
     tail: AtomicU64,
     head: AtomicU64,
 }
 
 impl Mailbox {
-    /// A ring for `capacity` (a power of two, >= 32 outside of loom) tokens.
+    /// A ring for `capacity` (a power of two) words.
     ///
     /// # Panics
     /// If `capacity` is not a power of two.
     pub fn new(capacity: usize) -> Self {
         assert!(capacity.is_power_of_two());
-        let zeroed = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect();
         Self {
-            tokens: zeroed(capacity),
-            masks: zeroed(capacity.div_ceil(32)),
+            words: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             tail: AtomicU64::new(0),
             head: AtomicU64::new(0),
         }
     }
 
-    /// Appends all of `entries`, or none if there is no room. For the one producer.
-    #[must_use]
-    pub fn push(&self, entries: impl ExactSizeIterator<Item = Entry>) -> bool {
+    /// Whether `count` more words fit. For the one producer.
+    pub fn has_room(&self, count: usize) -> bool {
+        let used = self.tail.load(Ordering::Relaxed) - self.head.load(Ordering::Acquire); // M5
+        count as u64 <= self.words.len() as u64 - used
+    }
+
+    /// Appends all words. For the one producer, after [`Mailbox::has_room`] for as many.
+    pub fn push(&self, words: impl ExactSizeIterator<Item = u64>) {
         let tail = self.tail.load(Ordering::Relaxed); // only the producer moves it
-        let head = self.head.load(Ordering::Acquire); // M5
-        let count = entries.len() as u64;
-        if count > self.tokens.len() as u64 - (tail - head) {
-            return false;
-        }
+        let count = words.len() as u64;
         if seeded::is(Bug::MailboxTailFirst) {
             self.tail.store(tail + count, Ordering::Release);
         }
-        for (at, entry) in (tail..).zip(entries) {
-            let index = (at as usize) & (self.tokens.len() - 1);
-            self.tokens[index].store(entry.token as u32, Ordering::Relaxed); // M1
-            let (word, bit) = (&self.masks[index / 32], 1u32 << (index % 32));
-            let mask = word.load(Ordering::Relaxed); // load and store: only the producer writes
-            word.store(if entry.live { mask & !bit } else { mask | bit }, Ordering::Relaxed);
+        for (at, word) in (tail..).zip(words) {
+            self.words[(at as usize) & (self.words.len() - 1)].store(word, Ordering::Relaxed); // M1
         }
         self.tail.store(tail + count, Ordering::Release); // M2
-        true
     }
 
-    /// Tokens pushed and not taken. For the consumer.
-    pub fn len(&self) -> u64 {
-        self.tail.load(Ordering::Acquire) - self.head.load(Ordering::Relaxed)
+    /// Words ever pushed: what comes before it was pushed before the call.
+    pub fn tail(&self) -> u64 {
+        self.tail.load(Ordering::Acquire) // M3
     }
 
-    /// Whether nothing waits. For the consumer.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Words ever taken. For the consumer.
+    pub fn head(&self) -> u64 {
+        self.head.load(Ordering::Relaxed)
     }
 
-    /// Takes the oldest token. For the one consumer.
-    pub fn pop(&self) -> Option<Entry> {
+    /// Takes the oldest word, which was pushed before `tail`. For the one consumer.
+    pub fn pop(&self, tail: u64) -> Option<u64> {
         let head = self.head.load(Ordering::Relaxed); // only the consumer moves it
-        if self.tail.load(Ordering::Acquire) == head {
-            return None; // M3
+        if head == tail {
+            return None;
         }
-        let index = (head as usize) & (self.tokens.len() - 1);
         if seeded::is(Bug::MailboxHeadFirst) {
             self.head.store(head + 1, Ordering::Release);
         }
-        let token = self.tokens[index].load(Ordering::Relaxed) as i32;
-        let live = self.masks[index / 32].load(Ordering::Relaxed) & (1 << (index % 32)) == 0;
+        let word = self.words[(head as usize) & (self.words.len() - 1)].load(Ordering::Relaxed);
         self.head.store(head + 1, Ordering::Release); // M4
-        Some(Entry { token, live })
-    }
-
-    /// Drops whatever waits. For the one consumer.
-    pub fn clear(&self) {
-        self.head.store(self.tail.load(Ordering::Acquire), Ordering::Release);
+        Some(word)
     }
 }

@@ -83,6 +83,13 @@ impl Taker {
         self.word.fetch_and(!CLAIMED, Ordering::AcqRel);
     }
 
+    /// The range was cut or dropped (rollback, preemption): unless somebody waits for a layer of it, the next claim asks for a new one.
+    /// For the slot's runner.
+    pub fn restart(&self, layers: u32) {
+        let over = |w: u32| (w & (CLAIMED | BOUND) == BOUND).then_some(BOUND | layers << NEXT_SHIFT | w & FIELD);
+        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, over);
+    }
+
     /// A guard is dropped.
     pub fn drop_guard(&self) {
         self.word.fetch_sub(1, Ordering::AcqRel);

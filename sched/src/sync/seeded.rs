@@ -66,6 +66,18 @@ pub enum Bug {
     GroupSkipsKey,
     /// A finder joins a group that was opened outside of the index. As above.
     GroupIgnoresPlace,
+    /// A wish is left without what its step has set up.
+    WishRelaxed,
+    /// A binder does not notice that its row was taken meanwhile.
+    StepRowForgetsTaken,
+    /// A row is taken from whatever step has it now.
+    StepRowSkipsGeneration,
+    /// A lease is held whatever its generation.
+    LeaseSkipsGeneration,
+    /// The fence is raised before the status is there.
+    FenceBeforeStatus,
+    /// A submitter looks at the end of service without ordering that look behind its claim.
+    ClaimSkipsFence,
     /// A runner asks whether the life is live before it looks for what admits it. The step is in `request.rs`: the model asks.
     LookAsksLiveFirst,
 }
