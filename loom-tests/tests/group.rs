@@ -2,11 +2,13 @@
 //!
 //! Scenarios: (a) a joiner finds a group while its last deposit publishes it: the joiner's node is served exactly once and sees the
 //! bytes; (b) a finder pins a group while its last reference goes and its next owner opens it under another key: while it is
-//! pinned, the key that was compared is the key of the bytes; (c) two threads on a free list of two; (d) a taker that finds no credit against a giver.
+//! pinned, the key that was compared is the key of the bytes; (c) two threads on a free list of two; (d) a taker that finds no credit against a giver;
+//! (e) two depositors find a group whose one cell is an orphan, and give it up, while a joiner comes: either the joiner is served with the
+//! bytes, or it is told and the group's bytes never come; the orphan is served once in any case.
 #![cfg(loom)]
 
 use engram_sched_core::protocol::credit::Credit;
-use engram_sched_core::protocol::group::{Group, Links};
+use engram_sched_core::protocol::group::{Group, Joined, Links};
 use engram_sched_core::protocol::index_stack::IndexStack;
 use engram_sched_core::sync::seeded::Bug;
 use loom::cell::UnsafeCell;
@@ -66,7 +68,7 @@ impl World {
 fn join_against_publish() {
     let world = World::new();
     world.open(7, 1);
-    assert!(world.group.join(0, &world.links)); // the opener's node
+    assert_eq!(world.group.join(0, &world.links), Joined::Waits); // the opener's node
     let depositor = {
         let world = Arc::clone(&world);
         thread::spawn(move || world.deposit())
@@ -74,7 +76,7 @@ fn join_against_publish() {
     let mut wanted = 1;
     if world.group.pin() {
         wanted = 2;
-        if !world.group.join(1, &world.links) {
+        if world.group.join(1, &world.links) == Joined::Complete {
             world.serve();
         }
     }
@@ -120,7 +122,7 @@ impl Reused {
         let words = self.group.key();
         let key = words.key.load(Ordering::Relaxed);
         if key == 7 {
-            assert!(!self.group.join(0, &self.links), "{MISTAKEN}"); // 7 was published, and is as long as it is pinned
+            assert_eq!(self.group.join(0, &self.links), Joined::Complete, "{MISTAKEN}"); // 7 was published, and is as long as it is pinned
             assert_eq!(words.bytes.load(Ordering::Relaxed), 70, "{MISTAKEN}");
         }
         assert_eq!(words.key.load(Ordering::Relaxed), key, "{MISTAKEN}");
@@ -142,6 +144,91 @@ fn pin_against_reuse() {
     };
     world.let_go();
     finder.join().unwrap();
+}
+
+/// A group of two extents whose first node is an orphan's, and a cell that wants it after all.
+struct Abandoned {
+    group: Group<[UnsafeCell<u32>; 2]>,
+    links: Links,
+    orphans: AtomicUsize,
+    joiners: AtomicUsize,
+}
+
+// SAFETY: whether accesses may overlap is what the models find out.
+unsafe impl Sync for Abandoned {}
+// SAFETY: as above.
+unsafe impl Send for Abandoned {}
+
+const ORPHAN: u32 = 0;
+const JOINER: u32 = 1;
+const INCOMPLETE: &str = "a waiter saw an incomplete group";
+
+impl Abandoned {
+    fn serve(&self, node: u32) {
+        if node == JOINER {
+            for extent in self.group.key() {
+                // SAFETY: published, and pinned for the node.
+                assert_eq!(extent.with(|b| unsafe { *b }), 1, "{INCOMPLETE}");
+            }
+            self.joiners.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.orphans.fetch_add(1, Ordering::Relaxed);
+        }
+        let _ = self.group.unpin();
+    }
+
+    /// An actor gets to its extent: it is read, unless nobody needs it.
+    fn deposit(&self, extent: usize) {
+        if !self.group.abandon(&self.links, |node| node == ORPHAN).0 {
+            // SAFETY: the depositor's own extent.
+            self.group.key()[extent].with_mut(|b| unsafe { *b = 1 });
+        }
+        if let Some(mut waiters) = self.group.deposit() {
+            while let Some(node) = waiters.next(&self.links) {
+                self.serve(node);
+            }
+            let _ = self.group.unpin();
+        }
+    }
+}
+
+fn abandon_against_join() {
+    let world = Arc::new(Abandoned {
+        group: Group::new([UnsafeCell::new(0), UnsafeCell::new(0)]),
+        links: Links::new(2),
+        orphans: AtomicUsize::new(0),
+        joiners: AtomicUsize::new(0),
+    });
+    world.group.open(2);
+    assert_eq!(world.group.join(ORPHAN, &world.links), Joined::Waits);
+    let other = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || world.deposit(1))
+    };
+    let joiner = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || {
+            if !world.group.pin() {
+                return 0;
+            }
+            match world.group.join(JOINER, &world.links) {
+                Joined::Waits => 1,
+                Joined::Complete => {
+                    world.serve(JOINER);
+                    1
+                }
+                Joined::Abandoned => {
+                    let _ = world.group.unpin();
+                    0
+                }
+            }
+        })
+    };
+    world.deposit(0);
+    other.join().unwrap();
+    let joined = joiner.join().unwrap();
+    let served = (world.orphans.load(Ordering::Relaxed), world.joiners.load(Ordering::Relaxed));
+    assert_eq!(served, (1, joined), "a waiter was not served exactly once");
 }
 
 struct Pool {
@@ -210,4 +297,11 @@ fn free_list_and_credit() {
     passes("credit runs out", credit_runs_out);
     catches("index stack", Bug::StackTagFrozen, "an index has two owners", free_list_of_two);
     catches("credit", Bug::CreditForgetsWant, "deadlock", credit_runs_out);
+}
+
+#[test]
+fn abandon() {
+    passes("group abandon", abandon_against_join);
+    catches("group abandon", Bug::GroupJoinsAbandoned, INCOMPLETE, abandon_against_join);
+    catches("group abandon", Bug::GroupAbandonsBlindly, INCOMPLETE, abandon_against_join);
 }

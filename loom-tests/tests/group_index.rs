@@ -9,7 +9,7 @@
 //! index entries being relaxed as they are there; so the twins that leave out a comparison are seeded here.
 #![cfg(loom)]
 
-use engram_sched_core::protocol::group::{Group, GroupIndex, IndexPlace, Links};
+use engram_sched_core::protocol::group::{Group, GroupIndex, IndexPlace, Joined, Links};
 use engram_sched_core::protocol::index_stack::IndexStack;
 use engram_sched_core::sync::seeded::{self, Bug};
 use loom::cell::UnsafeCell;
@@ -112,13 +112,13 @@ impl World {
                 self.unpin(group);
                 continue;
             }
-            if !found.join(node, &self.links) {
+            if found.join(node, &self.links) == Joined::Complete {
                 self.serve(group, node as usize);
             }
             return true;
         }
         let group = self.open(mix, Some(hash));
-        assert!(self.groups[group as usize].join(node, &self.links));
+        assert_eq!(self.groups[group as usize].join(node, &self.links), Joined::Waits);
         self.assemble(group, mix);
         false
     }
@@ -138,7 +138,7 @@ fn stale_candidate(reuse: Reuse) {
     let world = World::new();
     let (finders, owners) = (0, 1);
     let first = world.open(KEY, Some(TAG));
-    assert!(world.groups[first as usize].join(owners, &world.links));
+    assert_eq!(world.groups[first as usize].join(owners, &world.links), Joined::Waits);
     let finder = {
         let world = Arc::clone(&world);
         thread::spawn(move || world.want(KEY, TAG, finders))
@@ -147,7 +147,7 @@ fn stale_candidate(reuse: Reuse) {
     world.assemble(first, KEY);
     assert_eq!(world.served[owners as usize].swap(0, Ordering::Relaxed), KEY, "{MISTAKEN}");
     let second = world.open(reuse.mix, reuse.hash);
-    assert!(world.groups[second as usize].join(owners, &world.links));
+    assert_eq!(world.groups[second as usize].join(owners, &world.links), Joined::Waits);
     world.assemble(second, reuse.rows);
     finder.join().unwrap();
     let served = |node: u32| world.served[node as usize].load(Ordering::Relaxed);

@@ -6,10 +6,10 @@
 //! sees.
 #![cfg(loom)]
 
-use engram_sched_core::protocol::group::{Group, Links};
+use engram_sched_core::protocol::group::{Group, Joined, Links};
 use engram_sched_core::protocol::index_stack::IndexStack;
 use engram_sched_core::protocol::plan_queue::PlanQueue;
-use engram_sched_core::protocol::plan_slab::PlanSlab;
+use engram_sched_core::protocol::plan_slab::{PlanSlab, Urgency};
 use engram_sched_core::sync::seeded::Bug;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -70,7 +70,7 @@ impl World {
         let opened = &self.groups[group as usize];
         opened.key().rows.store(rows, Ordering::Relaxed);
         opened.open(deposits);
-        assert!(opened.join(node, &self.links));
+        assert_eq!(opened.join(node, &self.links), Joined::Waits);
         group
     }
 
@@ -103,9 +103,8 @@ impl World {
 
     /// An actor takes a plan in: it looks at the rows of each of its groups, as `IoActor::take_in` does.
     fn take_in(&self, plan: u32, actor: usize) -> Vec<u32> {
-        let groups: Vec<u32> = self
-            .plans
-            .groups(plan, actor)
+        let groups: Vec<u32> = groups_of(&self.plans, plan, actor)
+            .into_iter()
             .inspect(|&group| {
                 let rows = self.groups[group as usize].key().rows.load(Ordering::Relaxed);
                 assert_eq!(rows, ROWS[group as usize], "{OTHER_ROWS}");
@@ -116,6 +115,12 @@ impl World {
         }
         groups
     }
+}
+
+/// The groups of an actor's share.
+fn groups_of(plans: &PlanSlab<2>, plan: u32, actor: usize) -> Vec<u32> {
+    let share = plans.share(plan, actor);
+    (0..2).filter(|bit| share >> bit & 1 == 1).map(|bit| plans.group(plan, bit)).collect()
 }
 
 fn a_group_used_again() {
@@ -135,7 +140,7 @@ fn a_group_used_again() {
     };
     let planned = [world.open(ROWS[0], 1, 0), world.open(ROWS[1], 2, 1)];
     assert_eq!(planned, [A, B]);
-    let plan = world.plans.store(&planned, &[0b11, 0b10], 1);
+    let plan = world.plans.store(&planned, &[0b11, 0b10], 1, Urgency::new(1, 1)).index;
     let _ = world.queue.push(0, plan).expect("the queue has room");
     assert_eq!(world.take_in(plan, 0), [A, B]);
     world.deposit(A, 0, 1);
@@ -153,13 +158,13 @@ fn a_group_used_again() {
 
 fn two_readers_at_once() {
     let world = World::new();
-    let plan = world.plans.store(&[A, B], &[0b11, 0b10], 1);
+    let plan = world.plans.store(&[A, B], &[0b11, 0b10], 1, Urgency::new(1, 1)).index;
     let read = move |world: &World, actor: usize, share: &[u32]| {
-        let (stamp, groups) = (world.plans.stamp_ns(plan), world.plans.groups(plan, actor).collect::<Vec<_>>());
+        let (stamp, groups) = (world.plans.stamp_ns(plan), groups_of(&world.plans, plan, actor));
         assert!(stamp == 1 && groups == share, "{ANOTHER}");
         if world.plans.done(plan) {
             // The next plan, of one group and one reader.
-            assert_eq!(world.plans.store(&[B, A], &[0b01, 0], 2), plan);
+            assert_eq!(world.plans.store(&[B, A], &[0b01, 0], 2, Urgency::new(1, 1)).index, plan);
         }
     };
     let other = {
@@ -168,7 +173,7 @@ fn two_readers_at_once() {
     };
     read(&world, 0, &[A, B]);
     other.join().unwrap();
-    assert_eq!((world.plans.stamp_ns(plan), world.plans.groups(plan, 0).collect()), (2, vec![B]));
+    assert_eq!((world.plans.stamp_ns(plan), groups_of(&world.plans, plan, 0)), (2, vec![B]));
     assert!(world.plans.done(plan), "{ONCE}");
 }
 

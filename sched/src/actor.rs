@@ -8,26 +8,73 @@
 //!   completion is never taken for another read's.
 //! - Every want is deposited exactly once, with its bytes or as a failure; only a close drops wants, as nobody waits for them then.
 //! - A want fails only by a read of its own pages: wants of a larger read that failed are read once more, each alone.
-//! - The actor announces sleep only with nothing in flight and nothing wanted.
-//! - After the constructor nothing here allocates: the slab of wants bounds what is taken in, plans wait in their queue.
+//! - The actor announces sleep only with room for more reads in flight, and no plan that it could take in.
+//! - A plan is held until all that the actor wants of it has been started. Plans that cannot be taken in yet wait in a list for each
+//!   band, linked through the actor's notes on plans, so that one that was read out of turn leaves from the middle.
+//! - Each band has wants of its own: a flood in one keeps none of the others from being taken in and sorted.
+//! - After the constructor nothing here allocates: the slab of wants bounds what is taken in, the notes have a place for every plan.
+//!
+//! Raised plans come first, and of each only the groups that are wanted sooner: those not taken in yet are taken in with the better
+//! rank, wants that wait get it, and what has been started stays as it is. When such a plan's turn comes, the rest of it is taken in.
+//!
+//! Failures: a read that was refused with `EAGAIN` is repeated after a pause that grows; nothing else waits for it. An actor whose reads
+//! fail one after the other, in more places than one bad spot explains, ends service: its disk is gone.
+
+mod plans;
 
 use crate::batch::{Backlog, PAGE_BYTES, Pages, Rank, Wanted};
 use crate::core::Core;
 use crate::io::{Backend, Completion, ReadOp, Wait};
 use crate::limits::Resolved;
-use crate::plan::{PLAN_GROUPS_MAX, PlanClass};
-use crate::sync::{Arc, Ordering};
-use engram_store::{Extent, FileId};
+use crate::plan::{Band, PLAN_GROUPS_MAX, URGENT_BAND};
+use crate::sync::{Arc, Ordering, thread};
+use engram_store::FileId;
 use std::collections::HashMap;
+use std::time::Duration;
 
-/// Wants taken in at a time; more plans wait in their queue.
+/// Wants of decode, and of plans that were raised, that are taken in; more plans wait.
 const WANTS_MAX: usize = 16_384;
 
-/// Wants of prompts and bulk work that are taken in, sorted, and waiting: some times the reads in flight.
+/// Wants of each other band that are taken in and sorted: some times the reads in flight.
 const SORTED_WANTS: usize = 2048;
 
-/// End of a list of wants.
+/// Pause before the first repeat of a read that was refused with `EAGAIN`; it doubles up to the other.
+const PAUSE_MIN_NS: u64 = 20_000;
+const PAUSE_MAX_NS: u64 = 1_000_000;
+
+/// The longest nap with a read paused: the first with nothing else in flight, the second while other reads may complete.
+const NAP_ALONE_MAX_NS: u64 = 250_000;
+const NAP_MAX_NS: u64 = 20_000;
+
+/// End of a list.
 const NIL: u32 = u32::MAX;
+
+/// Lists of plans: those that wait, one for each band, and those that are taken in and not started whole.
+const LISTS: usize = Band::ALL.len() + 1;
+const TAKEN_IN: u8 = Band::ALL.len() as u8;
+/// In no list: not (or no longer) the actor's, or raised before it came through its own band.
+const UNLISTED: u8 = u8::MAX;
+
+/// What the actor knows of a plan that it holds.
+#[derive(Clone, Copy, Debug)]
+struct PlanNote {
+    /// Groups whose wants were taken in.
+    taken: u64,
+    /// Its wants in the backlog.
+    wants: u32,
+    list: u8,
+    previous: u32,
+    next: u32,
+}
+
+const NO_NOTE: PlanNote = PlanNote { taken: 0, wants: NIL, list: UNLISTED, previous: NIL, next: NIL };
+
+/// First and last of a list of plans.
+#[derive(Clone, Copy, Debug)]
+struct PlanList {
+    first: u32,
+    last: u32,
+}
 
 /// An extent of a row that a group needs.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +90,15 @@ struct Want {
     len: u32,
     /// It was part of a larger read that failed.
     alone: bool,
+    /// The band whose room it takes.
+    account: Band,
     /// Next want of the same read, or next free want.
     next: u32,
+    /// Its group's place in the plan, and its neighbours among the plan's wants in the backlog; for a want that was not started yet.
+    bit: u8,
+    plan: u32,
+    plan_previous: u32,
+    plan_next: u32,
 }
 
 /// A buffer slot and the read that uses it.
@@ -59,7 +113,35 @@ struct Read {
     /// Completions without progress.
     attempts: u32,
     wants: u32,
+    /// It counts among those of bulk and speculative rows.
+    bulk: bool,
     live: bool,
+}
+
+/// Reads that failed one after the other, without one that did not.
+#[derive(Debug, Default)]
+struct FailureRun {
+    /// Failures that one bad spot does not explain.
+    count: u32,
+    /// Where that spot would be: what the last failures have in common.
+    spot: Option<Pages>,
+}
+
+impl FailureRun {
+    /// Counts a failed read; returns how many there are that are not the same spot's.
+    fn failed(&mut self, pages: Pages) -> u32 {
+        self.spot = match self.spot {
+            Some(spot) if spot.file == pages.file && spot.offset < pages.end() && pages.offset < spot.end() => {
+                let offset = spot.offset.max(pages.offset);
+                Some(Pages { offset, len: (spot.end().min(pages.end()) - offset) as u32, ..spot })
+            }
+            _ => {
+                self.count += 1;
+                Some(pages)
+            }
+        };
+        self.count
+    }
 }
 
 /// See the module text.
@@ -71,13 +153,23 @@ pub(crate) struct IoActor {
     plan_wants_max: usize,
     wants: Vec<Want>,
     free_want: u32,
-    free_wants: usize,
+    /// Wants that each band may still take in.
+    room: [usize; Band::ALL.len()],
     backlog: Backlog,
     reads: Vec<Read>,
     free_reads: Vec<u32>,
+    /// Reads of bulk and speculative rows in flight.
+    bulk_in_flight: usize,
+    /// Slots of reads that are to be repeated, and when. They count as in flight.
+    paused: Vec<(u32, u64)>,
+    failures: FailureRun,
     /// Pages in flight and the slot of their read: a second wish joins it.
     pages: HashMap<(FileId, u64), u32, ahash::RandomState>,
-    plans: Vec<(u32, PlanClass)>,
+    /// By plan.
+    notes: Box<[PlanNote]>,
+    lists: [PlanList; LISTS],
+    /// Raised plans that `select` found.
+    raised: Vec<u32>,
     completions: Vec<Completion>,
 }
 
@@ -94,27 +186,49 @@ impl IoActor {
     pub(crate) fn new(core: Arc<Core>, index: usize, backend: Box<dyn Backend>) -> Self {
         let parts = core.tables.iter().map(|t| t.parts().len()).max().unwrap_or(1);
         let plan_wants_max = PLAN_GROUPS_MAX * core.geometry.heads * parts;
-        let wants_max = WANTS_MAX.max(4 * plan_wants_max) + SORTED_WANTS;
-        let rank = Rank::new(0, 0, 0);
-        let (group, table, head, row_offset, row, offset, len, alone) = (0, 0, 0, 0, 0, 0, 0, false);
-        let want = Want { group, table, head, row_offset, row, rank, offset, len, alone, next: NIL };
+        let mut room = [SORTED_WANTS.max(2 * plan_wants_max); Band::ALL.len()];
+        room[Band::Decode as usize] = WANTS_MAX.max(4 * plan_wants_max);
+        let wants_max = room.iter().sum::<usize>();
+        let want = Want {
+            group: 0,
+            table: 0,
+            head: 0,
+            row_offset: 0,
+            row: 0,
+            rank: Rank::new(0, 0, 0),
+            offset: 0,
+            len: 0,
+            alone: false,
+            account: Band::Decode,
+            next: NIL,
+            bit: 0,
+            plan: NIL,
+            plan_previous: NIL,
+            plan_next: NIL,
+        };
         let wants = (0..wants_max as u32).map(|i| Want { next: i + 1, ..want }).collect::<Vec<_>>();
         let slots = backend.slots().min(core.limits.slots());
         let slot_bytes = backend.slot_bytes();
         let pages = Pages { file: FileId(0), offset: 0, len: 0 };
-        let read = Read { generation: 0, pages, done: 0, reached: 0, attempts: 0, wants: NIL, live: false };
+        let read =
+            Read { generation: 0, pages, done: 0, reached: 0, attempts: 0, wants: NIL, bulk: false, live: false };
         let pages_max = slots as usize * (slot_bytes as usize / PAGE_BYTES as usize);
         Self {
             index,
             plan_wants_max,
             free_want: 0,
-            free_wants: wants.len(),
-            backlog: Backlog::new(wants.len(), slot_bytes),
+            raised: Vec::with_capacity(room[Band::Decode as usize] / plan_wants_max),
+            room,
+            backlog: Backlog::new(wants.len(), slot_bytes, core.limits.ageing_ns),
             wants,
             reads: vec![read; slots as usize],
             free_reads: (0..slots).rev().collect(),
             pages: HashMap::with_capacity_and_hasher(2 * pages_max, ahash::RandomState::new()),
-            plans: Vec::with_capacity(wants_max),
+            bulk_in_flight: 0,
+            paused: Vec::with_capacity(slots as usize),
+            failures: FailureRun::default(),
+            notes: vec![NO_NOTE; core.limits.plans() as usize].into(),
+            lists: [PlanList { first: NIL, last: NIL }; LISTS],
             completions: Vec::with_capacity(2 * slots as usize),
             core,
             backend,
@@ -126,11 +240,14 @@ impl IoActor {
         self.reads.len() - self.free_reads.len()
     }
 
-    /// Bytes of an actor's own tables, beside its read buffers.
+    /// Bytes of an actor's own tables for each plan.
+    pub(crate) const PLAN_BYTES: usize = size_of::<PlanNote>();
+
+    /// Bytes of an actor's own tables, beside its read buffers and [`Self::PLAN_BYTES`].
     pub(crate) fn bookkeeping_bytes(limits: &Resolved) -> u64 {
-        let wants = WANTS_MAX + SORTED_WANTS; // more only for unusual geometries
+        let wants = WANTS_MAX + (Band::ALL.len() - 1) * SORTED_WANTS; // more only for unusual geometries
         let pages = limits.slots() as usize * (limits.slot_bytes as usize / PAGE_BYTES as usize);
-        (wants * (size_of::<Want>() + size_of::<Wanted>() + size_of::<(u32, PlanClass)>()) + pages * 64) as u64
+        (wants * (size_of::<Want>() + Backlog::WANT_BYTES) + pages * 64) as u64
     }
 
     pub(crate) fn backend(&mut self) -> &mut dyn Backend {
@@ -147,8 +264,9 @@ impl IoActor {
         } else {
             self.take_plans();
         }
+        self.repeat_paused();
         let in_flight = self.in_flight();
-        let may_sleep = may_wait && self.plans.is_empty();
+        let may_sleep = may_wait && self.raised.is_empty() && !self.can_take_in() && self.paused.is_empty();
         let queue = &self.core.doors[self.index].queue;
         if may_sleep && in_flight == 0 && queue.is_closed() && queue.is_empty() {
             return Ok(Selected::Stop);
@@ -170,7 +288,34 @@ impl IoActor {
             self.core.doors[self.index].queue.bell().retract();
         }
         reaped?;
+        if may_wait {
+            self.nap();
+        }
         Ok(Selected::Work)
+    }
+
+    /// With reads paused there is nothing to be woken by when a pause ends: the actor naps, for less than a pause, instead of spinning.
+    fn nap(&self) {
+        let Some(due_ns) = self.paused.iter().map(|p| p.1).min() else { return };
+        if !self.completions.is_empty() || !self.raised.is_empty() || self.can_take_in() {
+            return;
+        }
+        let nap_max_ns = if self.paused.len() == self.in_flight() { NAP_ALONE_MAX_NS } else { NAP_MAX_NS };
+        thread::sleep(Duration::from_nanos(due_ns.saturating_sub(self.core.now_ns()).min(nap_max_ns)));
+    }
+
+    /// Queues the reads whose pause has ended.
+    fn repeat_paused(&mut self) {
+        if self.paused.is_empty() {
+            return;
+        }
+        let now_ns = self.core.now_ns();
+        for at in (0..self.paused.len()).rev() {
+            if self.paused[at].1 <= now_ns {
+                let (slot, _) = self.paused.swap_remove(at);
+                self.resume(slot);
+            }
+        }
     }
 
     /// Reads that may be in flight now: fewer while somebody waits for each token.
@@ -181,29 +326,27 @@ impl IoActor {
         self.reads.len().min(max as usize)
     }
 
-    /// After a close nobody waits for what has not been read: plans and wants are dropped, reads in flight are waited for.
+    /// After a close nobody waits for what has not been read: plans, wants and repeats are dropped, reads in flight are waited for.
     fn discard(&mut self) {
-        let core = &self.core;
-        for class in PlanClass::ALL {
-            while let Some(plan) = core.doors[self.index].queue.pop(class as usize) {
+        let core = Arc::clone(&self.core);
+        for band in 0..=URGENT_BAND {
+            while let Some(plan) = core.doors[self.index].queue.pop(band) {
+                core.plans.done(plan);
+            }
+        }
+        for plan in self.raised.drain(..) {
+            core.plans.done(plan);
+        }
+        for list in 0..LISTS {
+            while self.lists[list].first != NIL {
+                let plan = self.lists[list].first;
+                self.unlist(plan);
                 core.plans.done(plan);
             }
         }
         self.backlog.clear();
-    }
-
-    /// Takes plans out of the bands, the most urgent first: decode's as long as there is room, others only as far as it takes to keep
-    /// the device busy and to sort well, so that a flood neither fills the slab nor holds up what has arrived.
-    fn take_plans(&mut self) {
-        let queue = &self.core.doors[self.index].queue;
-        let mut room = self.free_wants;
-        for class in PlanClass::ALL {
-            let keep = if class <= PlanClass::DecodePrefetch { 0 } else { self.wants.len().saturating_sub(SORTED_WANTS) };
-            while room >= self.plan_wants_max.max(keep) {
-                let Some(plan) = queue.pop(class as usize) else { break };
-                room -= self.plan_wants_max;
-                self.plans.push((plan, class));
-            }
+        while let Some((slot, _)) = self.paused.pop() {
+            self.free_read(slot);
         }
     }
 
@@ -214,72 +357,94 @@ impl IoActor {
             self.complete(completion);
         }
         self.completions = completions;
-        let mut plans = std::mem::take(&mut self.plans);
-        for (plan, class) in plans.drain(..) {
-            self.take_in(plan, class);
+        let mut raised = std::mem::take(&mut self.raised);
+        for plan in raised.drain(..) {
+            self.take_in_raised(plan);
         }
-        self.plans = plans;
-        self.start_reads();
-    }
-
-    fn take_in(&mut self, plan: u32, class: PlanClass) {
-        let Self { core, index, wants, backlog, .. } = self;
-        let stamp_ns = core.plans.stamp_ns(plan);
-        for group in core.plans.groups(plan, *index) {
-            let (table, rows) = core.group_rows(group);
-            let rank = Rank::new(class as u8, stamp_ns, table as u16);
-            for (head, row) in rows {
-                let mut row_offset = 0;
-                for part in 0..core.tables[table].parts().len() {
-                    let Extent { file, offset, len } = core.tables[table].extent(part, row);
-                    if core.placement.actor_of(file) == *index {
-                        let want = self.free_want;
-                        let slot = &mut wants[want as usize];
-                        self.free_want = slot.next;
-                        self.free_wants -= 1;
-                        let (table, head) = (table as u16, head as u16);
-                        *slot =
-                            Want { group, table, head, row_offset, row, rank, offset, len, alone: false, next: NIL };
-                        backlog.push(Wanted { rank, file, offset, len, want, alone: false });
-                    }
-                    row_offset += len;
-                }
+        self.raised = raised;
+        for band in Band::ALL {
+            while let Some(plan) = self.next_plan(band) {
+                self.unlist(plan);
+                self.list(plan, TAKEN_IN);
+                let groups = self.core.plans.share(plan, self.index) & !self.notes[plan as usize].taken;
+                self.take_in(plan, groups, self.core.plans.urgency(plan), band);
+                self.release_if_started(plan);
             }
         }
-        core.plans.done(plan);
+        self.start_reads();
     }
 
     /// Starts reads up to the limit of reads in flight.
     fn start_reads(&mut self) {
         let in_flight_max = self.in_flight_max();
         let mut queued = false;
+        let now_ns = self.core.now_ns();
         while self.in_flight() < in_flight_max {
-            let Some(first) = self.backlog.pop() else { break };
+            let bulk = self.bulk_in_flight < self.bulk_in_flight_max();
+            let Some(first) = self.backlog.pop(now_ns, bulk) else { break };
+            self.leave_plan(first.want);
+            if self.core.is_abandoned(self.wants[first.want as usize].group) {
+                self.deposit(first.want);
+                continue;
+            }
             if self.join_read(&first) {
                 continue;
             }
             let slot = self.free_reads.pop().expect("fewer in flight than slots");
-            let mut wants = NIL;
-            let (backend, slab) = (&self.backend, &mut self.wants);
+            let Self { backend, wants: slab, backlog, core, .. } = self;
             let align = |file| u64::from(backend.alignment(file)).max(PAGE_BYTES);
-            let mut count = 0;
-            let pages = self.backlog.extend(&first, align, |wanted| {
-                slab[wanted.want as usize].next = wants;
-                wants = wanted.want;
-                count += u64::from(!wanted.alone); // counted before, those
+            let (mut wants, mut abandoned) = (first.want, NIL);
+            slab[first.want as usize].next = NIL;
+            let mut count = u64::from(!first.alone); // counted before, those
+            let pages = backlog.extend(&first, align, |wanted| {
+                let want = &mut slab[wanted.want as usize];
+                let needed = !core.is_abandoned(want.group);
+                let list = if needed { &mut wants } else { &mut abandoned };
+                want.next = std::mem::replace(list, wanted.want);
+                count += u64::from(needed && !wanted.alone);
+                needed
             });
             self.core.counters.extents.add(count);
             for page in pages.pages() {
                 self.pages.insert((pages.file, page), slot);
             }
+            let bulk = first.rank.is_bulk();
+            self.bulk_in_flight += usize::from(bulk);
             let read = &mut self.reads[slot as usize];
-            *read = Read { generation: read.generation, pages, done: 0, reached: 0, attempts: 0, wants, live: true };
+            let generation = read.generation;
+            *read = Read { generation, pages, done: 0, reached: 0, attempts: 0, wants, bulk, live: true };
+            let mut at = wants;
+            while at != NIL {
+                self.leave_plan(at);
+                at = self.wants[at as usize].next;
+            }
+            while abandoned != NIL {
+                let next = self.wants[abandoned as usize].next;
+                self.leave_plan(abandoned);
+                self.deposit(abandoned);
+                abandoned = next;
+            }
             self.queue_rest(slot);
             queued = true;
         }
         if queued {
             self.backend.submit();
         }
+    }
+
+    /// Reads of bulk and speculative rows that may be in flight now.
+    fn bulk_in_flight_max(&self) -> usize {
+        let interactive = self.core.interactive_live.load(Ordering::Relaxed) > 0;
+        if interactive { self.core.limits.in_flight_bulk_shared as usize } else { usize::MAX }
+    }
+
+    /// Frees a want and makes its deposit.
+    fn deposit(&mut self, want: u32) {
+        let Want { group, account, .. } = self.wants[want as usize];
+        self.wants[want as usize].next = self.free_want;
+        self.free_want = want;
+        self.room[account as usize] += 1;
+        self.core.deposit_group(group);
     }
 
     /// Joins a want to a read in flight that covers it.
@@ -351,6 +516,12 @@ impl IoActor {
             read.attempts += 1;
         }
         self.core.counters.retries.add(1);
+        if errno == libc::EAGAIN {
+            let pause_ns = (PAUSE_MIN_NS << (read.attempts - 1).min(16)).min(PAUSE_MAX_NS);
+            self.core.counters.read_pauses.add(1);
+            self.paused.push((slot, self.core.now_ns() + pause_ns));
+            return;
+        }
         self.resume(slot);
     }
 
@@ -372,39 +543,67 @@ impl IoActor {
     /// the read was theirs alone; else it may have failed by pages that they do not need, and they are read again by themselves.
     fn finish(&mut self, slot: u32, errno: i32) {
         let read = self.reads[slot as usize];
-        let Self { core, backend, wants, backlog, .. } = self;
+        let (mut arrived, mut failed) = (false, false);
         let mut at = read.wants;
         while at != NIL {
+            let Self { core, backend, wants, backlog, .. } = self;
             let want = wants[at as usize];
             let begin = (want.offset - read.pages.offset) as usize;
             let end = begin + want.len as usize;
             let Want { rank, offset, len, .. } = want;
-            let wanted = Wanted { rank, file: read.pages.file, offset, len, want: at, alone: true };
-            if end > read.done as usize && own_pages(&**backend, &wanted) != read.pages {
-                wants[at as usize].alone = true;
-                core.counters.retries.add(1);
-                backlog.push(wanted);
-                at = want.next;
-                continue;
-            }
+            let (stamp_ns, file) = (core.now_ns(), read.pages.file);
+            let wanted = Wanted { rank, stamp_ns, file, offset, len, want: at, alone: true };
             if end <= read.done as usize {
                 let bytes = &backend.slot(slot)[begin..end];
                 core.fill_group(want.group, want.table.into(), want.head.into(), want.row_offset as usize, bytes);
+                arrived = true;
+                self.deposit(at);
+            } else if own_pages(&**backend, &wanted) != read.pages {
+                wants[at as usize].alone = true;
+                core.counters.retries.add(1);
+                backlog.push(wanted);
             } else {
+                failed = true;
                 core.counters.reads_failed.add(1);
-                core.groups[want.group as usize].key().failure.set(want.table.into(), want.row, read.pages.file, errno);
+                core.groups[want.group as usize].key().failure.set(want.table.into(), want.row, file, errno);
+                self.deposit(at);
             }
-            wants[at as usize].next = self.free_want;
-            self.free_want = at;
-            self.free_wants += 1;
-            core.deposit_group(want.group);
             at = want.next;
         }
+        self.free_read(slot);
+        if arrived {
+            self.failures = FailureRun::default();
+        } else if failed {
+            self.count_failure(read.pages, errno);
+        }
+    }
+
+    /// A read has failed for good. Too many in a row end service.
+    fn count_failure(&mut self, pages: Pages, errno: i32) {
+        if self.failures.failed(pages) < self.core.limits.read_failures || self.core.check_open().is_err() {
+            return;
+        }
+        let (path, count) = (self.core.files[pages.file.0 as usize].path.display(), self.failures.count);
+        let why = match errno {
+            0 => "it ends before them".to_owned(),
+            errno => format!("{} (errno {errno})", std::io::Error::from_raw_os_error(errno)),
+        };
+        let (index, at) = (self.index, pages.offset);
+        self.core.fail(format!(
+            "I/O actor {index}: {count} reads failed one after the other, the last at byte {at} of {path}: {why}; check the disk and the \
+             kernel's log, or restore the file, then reopen the scheduler"
+        ));
+    }
+
+    /// A slot's read has ended, or is not wanted any more.
+    fn free_read(&mut self, slot: u32) {
+        let read = self.reads[slot as usize];
         for page in read.pages.pages() {
             if self.pages.get(&(read.pages.file, page)) == Some(&slot) {
                 self.pages.remove(&(read.pages.file, page));
             }
         }
+        self.bulk_in_flight -= usize::from(read.bulk);
         self.reads[slot as usize].live = false;
         self.free_reads.push(slot);
     }

@@ -9,12 +9,13 @@ use crate::io::WakeBackend;
 use crate::limits::Resolved;
 use crate::memory::RowMemory;
 use crate::placement::{ACTORS_MAX, Placement};
-use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab};
+use crate::plan::{BANDS, PlanClass, PlanDraft, PlanSlab, URGENT_BAND};
 use crate::protocol::cell::{Bound, Cell, Deposited, Orphaned};
 use crate::protocol::closing::Closing;
-use crate::protocol::group::{Group, GroupIndex, IndexPlace, Links, Waiters};
+use crate::protocol::group::{Group, GroupIndex, IndexPlace, Joined, Links, Waiters};
 use crate::protocol::index_stack::IndexStack;
 use crate::protocol::plan_queue::{PlanQueue, PushError};
+use crate::protocol::plan_slab::{PlanLink, PlanRef, Urgency};
 use crate::request::Slot;
 use crate::step::{Steps, Wakes};
 use crate::stats::Counters;
@@ -99,7 +100,9 @@ pub(crate) struct GroupKey {
     rows_len: AtomicU32,
     /// Place in the index + 1; 0: not entered.
     place: AtomicU32,
+    /// The most urgent class that wanted it so far.
     class: AtomicU32,
+    plan: PlanLink,
     pub(crate) failure: Failure,
 }
 
@@ -289,6 +292,7 @@ impl Core {
             rows_len: AtomicU32::new(0),
             place: AtomicU32::new(0),
             class: AtomicU32::new(0),
+            plan: PlanLink::new(),
             failure: Failure::default(),
         };
         Ok(Self {
@@ -527,17 +531,25 @@ impl Core {
                 && key.mix.load(Ordering::Relaxed) == mix
                 && key.place.load(Ordering::Relaxed) != 0
                 && !key.failure.is_set();
-            // A plan of a lower class may wait behind others for as long as there are any: a token does not wait with it.
-            let served = found.is_published() || key.class.load(Ordering::Relaxed) <= plan.class as u32;
-            if !same || !served {
+            if !same {
                 self.unpin(group);
                 continue;
             }
             body.groups[order].store(group, Ordering::Relaxed);
-            self.counters.group_joins.add(1);
-            if !found.join(node, &self.links) {
-                self.deposit_cell(cell); // complete already; the cell is waiting, so nothing else comes due
+            match found.join(node, &self.links) {
+                Joined::Abandoned => {
+                    self.unpin(group);
+                    continue;
+                }
+                Joined::Complete => self.deposit_cell(cell), // the cell is waiting, so nothing else comes due
+                Joined::Waits => {
+                    // Its plan may be of a lower class, and wait behind others for as long as there are any: a token does not wait with it.
+                    if key.class.fetch_min(plan.class as u32, Ordering::Relaxed) > plan.class as u32 {
+                        self.raise_group(group, plan.class, plan.deadline_ns);
+                    }
+                }
             }
+            self.counters.group_joins.add(1);
             return;
         }
         let mut rows = [0; engram_keygen::HEADS_MAX];
@@ -577,6 +589,7 @@ impl Core {
         key.mix.store(mix, Ordering::Relaxed);
         key.rows_len.store(rows.len() as u32, Ordering::Relaxed);
         key.class.store(class as u32, Ordering::Relaxed);
+        key.plan.open();
         key.failure.clear();
         let place = hash.and_then(|hash| self.index.insert(hash, group)).map_or(0, |place| place.to_word());
         key.place.store(place, Ordering::Relaxed);
@@ -631,7 +644,8 @@ impl Core {
 
     /// Sends a plan to the I/O actors that own its rows, and empties the draft.
     ///
-    /// After a close the plan is dropped: nobody will wait for its cells, see [`Core::close`].
+    /// Each group learns its plan before an actor can: afterwards the group may be complete, free, and in use for other rows. After a
+    /// close the plan is dropped: nobody will wait for its cells, see [`Core::close`].
     pub(crate) fn send(&self, plan: &mut PlanDraft) {
         if plan.groups.is_empty() {
             return;
@@ -639,22 +653,75 @@ impl Core {
         self.counters.plans.add(1);
         let shares = &mut [0; ACTORS_MAX][..self.doors.len()];
         self.share_out(plan, shares);
-        let index = self.plans.store(&plan.groups, shares, self.now_ns());
-        for actor in (0..self.doors.len()).filter(|&a| shares[a] != 0) {
-            let door = &self.doors[actor];
-            match door.queue.push(plan.class as usize, index) {
-                Ok(true) => {
-                    self.counters.wakes.add(1);
-                    door.wake();
-                }
-                Ok(false) => {}
-                Err(PushError::Closed(_)) => {
-                    self.plans.done(index);
-                }
-                Err(PushError::Full(_)) => unreachable!("a band holds as many plans as there are"),
+        let now_ns = self.now_ns();
+        let deadline_ns = if plan.deadline_ns == 0 { now_ns } else { plan.deadline_ns };
+        let sent = self.plans.store(&plan.groups, shares, now_ns, Urgency::new(plan.class as u8, deadline_ns));
+        // Wishes that came while the plan was being made: they are seen to when it can be found, by the most urgent for all of them.
+        let mut wishes = 0u64;
+        let mut wish = Urgency::new(u8::MAX >> 1, 0);
+        for (bit, &group) in plan.groups.iter().enumerate() {
+            if let Some(urgency) = self.groups[group as usize].key().plan.sent(sent, bit as u32) {
+                wishes |= 1 << bit;
+                wish = wish.min(urgency);
             }
         }
+        for actor in (0..self.doors.len()).filter(|&a| shares[a] != 0) {
+            self.push_plan(actor, plan.class.band() as usize, sent.index);
+        }
+        while wishes != 0 {
+            self.raise_plan(sent, wishes.trailing_zeros(), wish);
+            wishes &= wishes - 1;
+        }
         plan.groups.clear();
+    }
+
+    /// Hands a plan to an actor, together with a hold on it.
+    fn push_plan(&self, actor: usize, band: usize, plan: u32) {
+        let door = &self.doors[actor];
+        match door.queue.push(band, plan) {
+            Ok(true) => {
+                self.counters.wakes.add(1);
+                door.wake();
+            }
+            Ok(false) => {}
+            Err(PushError::Closed(_)) => {
+                self.plans.done(plan);
+            }
+            Err(PushError::Full(_)) => unreachable!("a band holds as many plans as there are"),
+        }
+    }
+
+    /// Wants a group sooner than it was planned. Best effort: nothing happens if its reads have started or it is as urgent already, and
+    /// any index will do, that of a group in another life too: at worst a group is read earlier than it might be.
+    pub(crate) fn raise_group(&self, group: u32, class: PlanClass, deadline_ns: u64) {
+        let deadline_ns = if deadline_ns == 0 { self.now_ns() } else { deadline_ns };
+        let urgency = Urgency::new(class as u8, deadline_ns);
+        if let Some((plan, bit)) = self.groups[group as usize].key().plan.want(urgency) {
+            self.raise_plan(plan, bit, urgency);
+        }
+    }
+
+    fn raise_plan(&self, plan: PlanRef, bit: u32, urgency: Urgency) {
+        let mut actors = self.plans.raise(plan, bit, urgency);
+        while actors != 0 {
+            self.counters.plans_raised.add(1);
+            self.push_plan(actors.trailing_zeros() as usize, URGENT_BAND, plan.index);
+            actors &= actors - 1;
+        }
+    }
+
+    /// Whether the group need not be read, as every request has let go of it. For an actor that has a deposit to make.
+    pub(crate) fn is_abandoned(&self, group: u32) -> bool {
+        let looked_at = &self.groups[group as usize];
+        let orders = self.geometry.orders as u32;
+        let (abandoned, now) = looked_at.abandon(&self.links, |node| self.cells[(node / orders) as usize].is_orphan());
+        if now {
+            self.counters.groups_abandoned.add(1);
+            if looked_at.key().class.load(Ordering::Relaxed) == PlanClass::Speculative as u32 {
+                self.counters.speculative_shed.add(1);
+            }
+        }
+        abandoned
     }
 
     /// Sets bit `i` of an I/O actor's share if it owns an extent of the plan's group `i`.

@@ -24,6 +24,14 @@ pub struct Limits {
     /// Reads in flight per I/O actor when only bulk requests live. Default 96: 64 keep the device busy, the rest is what completes while
     /// the actor is handling completions (1.00 of fio's rate at depth 64, where 64 gave 0.95).
     pub in_flight_bulk_max: u32,
+    /// Reads in flight per I/O actor for bulk and speculative rows while an interactive request lives (of those allowed then). Default 16.
+    pub in_flight_bulk_shared_max: u32,
+    /// Rows of a lower class that were planned longer ago than this get one read in eight though higher ones are there, microseconds.
+    /// Default 50,000.
+    pub ageing_us_max: u32,
+    /// Reads of an I/O actor that fail one after the other, in more places than one, before the scheduler gives up for good.
+    /// Default 1024.
+    pub read_failures_max: u32,
     /// Attempts to finish one read after `EINTR`, `EAGAIN` or a short read without progress. Default 8.
     pub retries_max: u32,
     /// Keygen workers for long prompts. Default 0: the caller hashes.
@@ -75,6 +83,9 @@ pub(crate) struct Resolved {
     pub(crate) ahead_tokens: u32,
     pub(crate) in_flight_interactive: u32,
     pub(crate) in_flight_bulk: u32,
+    pub(crate) in_flight_bulk_shared: u32,
+    pub(crate) ageing_ns: u64,
+    pub(crate) read_failures: u32,
     pub(crate) slot_bytes: u32,
     pub(crate) retries: u32,
     pub(crate) workers: u16,
@@ -86,8 +97,9 @@ pub(crate) struct Resolved {
 mod resolve {
     use super::*;
     use crate::StartError;
+    use crate::actor::IoActor;
     use crate::core::Geometry;
-    use crate::plan::PlanSlab;
+    use crate::plan::{BANDS, PlanSlab};
     use engram_store::Table;
 
     fn limit(limit: &'static str, why: impl Into<String>) -> StartError {
@@ -145,6 +157,9 @@ mod resolve {
                 ahead_tokens,
                 in_flight_interactive,
                 in_flight_bulk,
+                in_flight_bulk_shared: or(limits.in_flight_bulk_shared_max, 16).min(slots_max),
+                ageing_ns: u64::from(or(limits.ageing_us_max, 50_000)) * 1000,
+                read_failures: or(limits.read_failures_max, 1024),
                 slot_bytes,
                 retries: or(limits.retries_max, 8),
                 workers: limits.workers_max,
@@ -171,8 +186,8 @@ mod resolve {
             self.request_slots * (self.request_cells() * geometry.orders as u32 + 1) + ROW_CELLS + GROUPS_SLACK
         }
 
-        /// Each plan that some actor has still to take holds an unfinished group of a cell that exists, and a cell's groups are opened in
-        /// one plan. Not a plan per token of the window: a layer that stalls keeps one cell of each token, while the cells of the
+        /// Each plan that some actor has not started whole holds an unfinished group of a cell that exists (an orphan, maybe), and a
+        /// cell's groups are opened in one plan; but for those that a thread is sending or raising just now. Not a plan per token of the window: a layer that stalls keeps one cell of each token, while the cells of the
         /// other layers come back and serve further tokens.
         pub(crate) fn plans(&self) -> u32 {
             self.request_slots * self.request_cells() + ROW_CELLS + GROUPS_SLACK
@@ -187,7 +202,7 @@ mod resolve {
             let requests = u64::from(self.request_slots);
             let per_cell = size_of::<crate::protocol::cell::Cell<crate::core::CellBody>>() + 4 * geometry.orders;
             let per_group = size_of::<crate::protocol::group::Group<crate::core::GroupKey>>() + 8 * geometry.heads + 32;
-            let per_plan = PlanSlab::BODY_BYTES + (8 + 3 * 16) * actors;
+            let per_plan = PlanSlab::BODY_BYTES + (8 + BANDS * 16 + IoActor::PLAN_BYTES) * actors;
             MemoryBounds {
                 destination_bytes: requests * self.slot_destination_bytes(geometry),
                 group_bytes: groups * geometry.group_bytes as u64,
@@ -198,7 +213,7 @@ mod resolve {
                     + groups * per_group as u64
                     + u64::from(self.plans()) * per_plan as u64
                     + requests * size_of::<crate::request::Slot>() as u64
-                    + crate::actor::IoActor::bookkeeping_bytes(self) * actors as u64,
+                    + IoActor::bookkeeping_bytes(self) * actors as u64,
             }
         }
     }

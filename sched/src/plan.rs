@@ -6,55 +6,76 @@
 /// Groups of one plan at most: 10 tokens of DeepSeek-V4.1, 32 of Qwen3.8.
 pub(crate) const PLAN_GROUPS_MAX: usize = 64;
 
-/// Bands of an I/O actor's queue, the most urgent first.
-pub(crate) const BANDS: usize = 7;
+/// Classes of plans, [`PlanClass`].
+pub(crate) const CLASSES: usize = 7;
 
-/// What a plan is for; also the band of the queue that carries it.
+/// Bands of an I/O actor's queue: one for each [`Band`], and one for plans that were raised.
+pub(crate) const BANDS: usize = Band::ALL.len() + 1;
+
+/// The band of raised plans.
+pub(crate) const URGENT_BAND: usize = Band::ALL.len();
+
+/// What a plan is for, in the order of urgency.
+///
+/// `Awaited` is a decode token's layer that a waiter sleeps on. A prompt's layer that is awaited is `PrefillDemand`, no more: the
+/// design's text puts whatever is awaited first, but then a prompt of thousands of rows would stand before every decode token, and
+/// keeping decode undisturbed comes before a prompt's own wait.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
+#[allow(
+    dead_code,
+    reason = "the classes are a contract with the token plane, which does not tell all of them apart yet"
+)]
 pub(crate) enum PlanClass {
     /// A decode token's layer that a waiter sleeps on.
     Awaited = 0,
-    /// Sampled tokens that a step has asked for.
+    /// Tokens that were sampled.
     DecodeDemand = 1,
-    /// Sampled tokens.
+    /// Rows of decode tokens that nobody needs in this step.
     DecodePrefetch = 2,
-    /// Prompts that a step has asked for.
+    /// Prompts, awaited or to be.
     PrefillDemand = 3,
-    /// Prompts.
+    /// Prompts that nobody waits for yet.
     PrefillPrefetch = 4,
-    /// Drafts.
+    /// Drafts, which may be for nothing.
     Speculative = 5,
     /// Bulk requests and row reads.
     Bulk = 6,
 }
 
 impl PlanClass {
-    pub(crate) const ALL: [Self; BANDS] = [
-        Self::Awaited,
-        Self::DecodeDemand,
-        Self::DecodePrefetch,
-        Self::PrefillDemand,
-        Self::PrefillPrefetch,
-        Self::Speculative,
-        Self::Bulk,
-    ];
+    /// The band that carries plans of this class.
+    pub(crate) fn band(self) -> Band {
+        match self {
+            Self::Awaited | Self::DecodeDemand | Self::DecodePrefetch => Band::Decode,
+            Self::PrefillDemand | Self::PrefillPrefetch => Band::Prefill,
+            Self::Speculative => Band::Speculative,
+            Self::Bulk => Band::Bulk,
+        }
+    }
 }
 
-/// A plan under construction: groups of one table.
-#[derive(Clone, Debug)]
+/// Plans that queue behind each other; no band refuses another's, or holds it up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Band {
+    Decode = 0,
+    Prefill = 1,
+    Speculative = 2,
+    Bulk = 3,
+}
+
+impl Band {
+    pub(crate) const ALL: [Self; 4] = [Self::Decode, Self::Prefill, Self::Speculative, Self::Bulk];
+}
+
+/// A plan under construction, on its maker's stack: groups of one table, class and deadline for all of them.
+#[derive(Debug)]
 pub(crate) struct PlanDraft {
     pub(crate) groups: smallvec::SmallVec<[u32; PLAN_GROUPS_MAX]>,
     pub(crate) class: PlanClass,
-    /// Nanoseconds of the scheduler's clock.
+    /// Nanoseconds of the scheduler's clock; 0: when the plan is sent.
     pub(crate) deadline_ns: u64,
-}
-
-impl PlanDraft {
-    /// An empty draft.
-    pub(crate) fn new(class: PlanClass, deadline_ns: u64) -> Self {
-        Self { groups: smallvec::SmallVec::new(), class, deadline_ns }
-    }
 }
 
 /// The bodies of all plans.

@@ -386,7 +386,7 @@ impl Core {
     fn plan(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
         let slot = &self.slots[index as usize];
         let tables = slot.layers.len();
-        let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Decode };
+        let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::DecodeDemand, deadline_ns: 0 };
         let mut go_on = true;
         while !slot.mailbox.is_empty() {
             if *budget == 0 && self.limits.workers > 0 {
@@ -401,8 +401,8 @@ impl Core {
             let pos = actor.planned;
             let class = match actor.class {
                 RequestClass::Bulk => PlanClass::Bulk,
-                RequestClass::Interactive if pos < slot.prefill_end.load(Ordering::Relaxed) => PlanClass::Prefill,
-                RequestClass::Interactive => PlanClass::Decode,
+                RequestClass::Interactive if pos < slot.prefill_end.load(Ordering::Relaxed) => PlanClass::PrefillDemand,
+                RequestClass::Interactive => PlanClass::DecodeDemand,
             };
             if draft.class != class {
                 self.send(&mut draft);

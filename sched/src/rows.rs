@@ -128,7 +128,7 @@ fn read_window(core: &Core, table: usize, rows: &[RowId], out: &mut [u8]) -> Res
     layer.gate.arm(cells as u32);
     let bound = Vec::with_capacity(cells);
     let mut window = Window { core, table, unbound: cells as u32 + 1, bound, complete: false };
-    let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Bulk };
+    let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Bulk, deadline_ns: 0 };
     for (rows, out) in rows.chunks(heads).zip(out.chunks_mut(heads * row_bytes)) {
         while !slot.credit.take(1) {
             core.check_open()?;

@@ -49,6 +49,12 @@ counters! {
     wakes,
     /// Rows wanted by tokens, before anything was shared.
     rows,
+    /// Plans pushed into an urgent band, per actor, because a group of theirs was wanted sooner.
+    plans_raised,
+    /// Groups that were not read, as all their requests had let go of them.
+    groups_abandoned,
+    /// Of these, groups of drafts.
+    speculative_shed,
     /// Groups that were being assembled, or still held, when another cell wanted them.
     group_joins,
     /// Extents of rows that joined a page already being read.
@@ -75,6 +81,8 @@ counters! {
     reads_failed,
     /// Reads repeated or resumed: short, `EINTR`, `EAGAIN`.
     retries,
+    /// Pauses before a read was repeated after `EAGAIN`.
+    read_pauses,
     /// Completions with a tag of no read in flight; 0 unless a backend is broken.
     completions_unknown,
 }

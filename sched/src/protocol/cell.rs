@@ -155,6 +155,11 @@ impl<P> Cell<P> {
         .unwrap_or(Orphaned::Delivered)
     }
 
+    /// Whether the request has let go of the cell, which waits for its deposits. For one who has a deposit to make.
+    pub fn is_orphan(&self) -> bool {
+        (self.word.load(Ordering::Acquire) & PHASE) >> PHASE_SHIFT == ORPHAN
+    }
+
     /// The copier is done with payload and destination; it then returns the cell to the pool.
     pub fn finish(&self) {
         self.step(Ordering::AcqRel, |phase, word| {

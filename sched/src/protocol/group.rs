@@ -4,7 +4,13 @@
 //!
 //! - `refs`: one per cell that holds it, one for the assembly. At 0 the group is free, and only its owner touches it.
 //! - `remaining`: deposits (extents of rows) to come. Who makes it 0 publishes.
-//! - `waiters`: a list of nodes, or CLOSED once published. A node is (cell, order); its `next` link lies beside the cell.
+//! - `waiters`: a list of nodes, or CLOSED once published, and ABANDONED. A node is (cell, order); its `next` link lies beside the cell.
+//!
+//! A group that nobody needs any more is abandoned: its rows need not be read. Nobody means that every node's cell is an orphan, which
+//! it stays; orphans wait for their deposits, so neither references nor nodes go away by themselves. The one who has a deposit to make
+//! looks at the nodes (while its deposit is out, none of them is freed) and sets ABANDONED by a compare-exchange on the list's head, so
+//! that a node that joined meanwhile makes it fail; who joins later is refused and opens another group. Deposits of an abandoned group
+//! carry no bytes; the last one serves the orphans, which go home without a look at them.
 //!
 //! The [`GroupIndex`] finds a group by its key. It is a hint: an entry may be stale and a group may be missing. A finder first pins
 //! (`refs` + 1 unless 0), then compares the key in full, and only then joins; so a group that was freed and used again is never
@@ -15,7 +21,7 @@
 //! read-modify-writes on `refs`: who holds a reference sees the key, and as `refs` > 0 nobody rewrites it. G3 each `deposit` releases
 //! its bytes, and the last one acquires them all (AcqRel on `remaining`). G4 the publisher's swap to CLOSED (AcqRel) takes every node
 //! pushed before (Release in `join`); a `join` that comes later sees CLOSED (Acquire) and with it the bytes. One of the two holds for
-//! every joiner, as both act on one word. G5 `unpin` is AcqRel: the last one has everybody's use behind it.
+//! every joiner, as both act on one word; ABANDONED is a bit of that word, too, and stays when it is closed. G5 `unpin` is AcqRel: the last one has everybody's use behind it.
 
 use crate::sync::seeded::{self, Bug};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -23,7 +29,9 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// No node (the end of a list).
 const NIL: u32 = 0;
 /// The group is published.
-const CLOSED: u32 = u32::MAX;
+const CLOSED: u32 = ABANDONED - 1;
+/// Nobody needs the group, and nobody may join it. Nodes are fewer than this.
+const ABANDONED: u32 = 1 << 31;
 
 /// `next` links of all nodes, indexed by node.
 #[derive(Debug)]
@@ -47,6 +55,17 @@ impl Waiters {
         self.0 = links.0[node as usize].load(Ordering::Relaxed); // ordered by G4
         Some(node)
     }
+}
+
+/// What became of a wish to join.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Joined {
+    /// The node waits; the group's publication serves it.
+    Waits,
+    /// The group is complete already, its bytes can be seen.
+    Complete,
+    /// The group was given up, its bytes never come. The caller gives its reference back and opens another.
+    Abandoned,
 }
 
 /// See the module text.
@@ -96,17 +115,21 @@ impl<K> Group<K> {
         self.refs.fetch_sub(1, Ordering::AcqRel) == 1 // G5
     }
 
-    /// Lets `node` wait for the group. False: it is published already. The caller holds a reference for the node.
+    /// Lets `node` wait for the group. The caller holds a reference for the node.
     #[must_use]
-    pub fn join(&self, node: u32, links: &Links) -> bool {
+    pub fn join(&self, node: u32, links: &Links) -> Joined {
         let mut head = self.waiters.load(Ordering::Acquire);
         loop {
-            if head == CLOSED && !seeded::is(Bug::GroupJoinIgnoresClosed) {
-                return false; // G4
+            if head & ABANDONED != 0 && !seeded::is(Bug::GroupJoinsAbandoned) {
+                return Joined::Abandoned;
+            }
+            if head & CLOSED == CLOSED && !seeded::is(Bug::GroupJoinIgnoresClosed) {
+                return Joined::Complete; // G4
             }
             links.0[node as usize].store(head, Ordering::Relaxed);
-            match self.waiters.compare_exchange_weak(head, node + 1, Ordering::Release, Ordering::Acquire) {
-                Ok(_) => return true,
+            let mine = head & ABANDONED | (node + 1);
+            match self.waiters.compare_exchange_weak(head, mine, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return Joined::Waits,
                 Err(now) => head = now,
             }
         }
@@ -117,11 +140,34 @@ impl<K> Group<K> {
         self.waiters.load(Ordering::Acquire) == CLOSED // G4
     }
 
+    /// Gives the group up if `is_orphan` is true of every node, or finds that done; returns whether it is given up, and whether by this
+    /// call. For one who has a deposit to make. Most groups are needed by the node that joined last: this is one look.
+    pub fn abandon(&self, links: &Links, is_orphan: impl Fn(u32) -> bool) -> (bool, bool) {
+        let head = self.waiters.load(Ordering::Acquire);
+        if head & ABANDONED != 0 {
+            return (true, false);
+        }
+        let mut nodes = Waiters(head);
+        while let Some(node) = nodes.next(links) {
+            if !is_orphan(node) {
+                return (false, false);
+            }
+        }
+        if seeded::is(Bug::GroupAbandonsBlindly) {
+            self.waiters.fetch_or(ABANDONED, Ordering::AcqRel);
+            return (true, true);
+        }
+        match self.waiters.compare_exchange(head, head | ABANDONED, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => (true, true),
+            Err(now) => (now & ABANDONED != 0, false), // joined meanwhile, or given up by another depositor
+        }
+    }
+
     /// One extent has arrived (or failed). The last one publishes: it gets the waiters, and owns the assembly's reference.
     #[must_use]
     pub fn deposit(&self) -> Option<Waiters> {
         (self.remaining.fetch_sub(1, Ordering::AcqRel) == 1) // G3
-            .then(|| Waiters(self.waiters.swap(CLOSED, Ordering::AcqRel))) // G4
+            .then(|| Waiters(self.waiters.fetch_or(CLOSED, Ordering::AcqRel) & !ABANDONED)) // G4
     }
 }
 

@@ -80,6 +80,20 @@ pub enum Bug {
     ClaimSkipsFence,
     /// A runner asks whether the life is live before it looks for what admits it. The step is in `request.rs`: the model asks.
     LookAsksLiveFirst,
+    /// A raiser takes a hold on whatever life the plan is in.
+    RaiseIgnoresGeneration,
+    /// An entry of an urgent band does not keep the plan from being given back.
+    RaiseWithoutHold,
+    /// An actor that has started its share of a plan finds the share again when the plan comes through its urgent band.
+    ReleaseKeepsShare,
+    /// The actor reads which groups are raised before it clears QUEUED.
+    RaiseReadFirst,
+    /// The sender looks for wishes first and names the plan afterwards.
+    LinkForgetsWish,
+    /// A joiner does not see that the group is abandoned.
+    GroupJoinsAbandoned,
+    /// A group is abandoned though somebody has joined since it was looked at.
+    GroupAbandonsBlindly,
 }
 
 #[cfg(loom)]
