@@ -18,6 +18,8 @@ mod error;
 pub mod io;
 mod limits;
 #[cfg(not(loom))]
+mod measures;
+#[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
 mod placement;

@@ -85,4 +85,34 @@ counters! {
     read_pauses,
     /// Completions with a tag of no read in flight; 0 unless a backend is broken.
     completions_unknown,
+    /// Drafts that `accept` took.
+    drafts_useful,
+    /// Drafts read and not taken.
+    drafts_wasted,
+    /// Speculative rows dropped before they were read.
+    speculative_shed,
+    /// Rows whose reading ahead was put off, by a limit.
+    prefetch_shed,
+    /// Of `group_joins`, those of groups that the same call had opened; the others joined what was in flight or held.
+    group_joins_in_step,
+    /// Reads that ended after everybody who wanted their rows had gone.
+    late_completions,
+    /// Entries of steps that failed, by layer.
+    entries_failed,
+    /// Rows delivered as zeros because their deadline was missed, as asked for.
+    rows_zero_filled,
+    /// Fences that the watchdog completed.
+    fence_timeouts,
+    /// Steps submitted, dummies not included.
+    steps,
+    /// Dummy steps submitted.
+    steps_dummy,
+    /// Requests begun, forks and imports included.
+    requests_begun,
+    /// Requests finished or aborted.
+    requests_ended,
+    /// Requests made by `fork`.
+    requests_forked,
+    /// Calls of `preempt` that took effect.
+    requests_preempted,
 }
