@@ -12,7 +12,7 @@
 
 use crate::keygen::{DEAD, Id};
 use crate::rng::splitmix64;
-use crate::{HistoryUnavailable, ImportError, Keygen, SeedError, Token};
+use crate::{HistoryUnavailable, ImportError, Keygen, Profile, SeedError, Token};
 
 /// First bytes of an exported history: "engram history".
 const MAGIC: [u8; 4] = *b"EGHI";
@@ -119,6 +119,24 @@ impl History {
         live: Option<&[bool]>,
         start_pos: u64,
     ) -> Result<(), SeedError> {
+        self.seed_for(keygen, Profile::Reference, ids, live, start_pos)
+    }
+
+    /// The same, with the placeholders of an engine.
+    ///
+    /// # Errors
+    /// As [`History::seed`].
+    ///
+    /// # Panics
+    /// As [`History::seed`].
+    pub fn seed_for(
+        &mut self,
+        keygen: &Keygen,
+        profile: Profile,
+        ids: &[Token],
+        live: Option<&[bool]>,
+        start_pos: u64,
+    ) -> Result<(), SeedError> {
         self.assert_keygen(keygen);
         if let Some(live) = live
             && live.len() != ids.len()
@@ -130,7 +148,7 @@ impl History {
             return Err(SeedError::TooShort { start_pos, need, got: ids.len() });
         }
         let is_live = |i: usize| live.is_none_or(|live| live[i]);
-        let legal = |i: usize| if is_live(i) { keygen.check(ids[i]) } else { Ok(()) };
+        let legal = |i: usize| keygen.id_for(profile, ids[i], is_live(i));
         for i in ids.len() - need..ids.len() {
             legal(i)?;
         }
@@ -139,7 +157,7 @@ impl History {
         self.position = start_pos - keep as u64;
         self.kept = 0;
         for (i, &id) in ids.iter().enumerate().skip(ids.len() - keep) {
-            self.append(Id(keygen.resolve(id, is_live(i))));
+            self.append(keygen.id_for(profile, id, is_live(i))?);
         }
         Ok(())
     }

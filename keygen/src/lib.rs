@@ -40,6 +40,7 @@ mod keygen;
 mod map;
 mod prime;
 mod reciprocal;
+mod profile;
 pub mod rng;
 mod spec;
 
@@ -47,6 +48,7 @@ pub use error::{HistoryUnavailable, ImportError, SeedError, SpecError, TokenMapE
 pub use history::History;
 pub use keygen::{Id, Keygen, Window};
 pub use map::TokenMap;
+pub use profile::Profile;
 pub use spec::{Dialect, RowSpec, Spec, TableSource, TokenMapSpec};
 
 /// Tokenizer id. Signed: engines hold `-1` placeholders, which are refused, never hashed.

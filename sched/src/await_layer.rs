@@ -1,47 +1,66 @@
-//! Awaiting a layer: the waiter's side of a request's implicit step.
+//! Awaiting a layer: of a request's own step, or of a step slot.
 //!
-//! The first await of a range asks the keygen actor to bind it (`[drained, end)`), every await then waits for its layer's gate, and
-//! the guard it gets lends the bytes out. An await registers its waker before it looks at anything that could end the wait: the gate,
+//! The first await of a request's range asks the keygen actor to bind it (`[drained, end)`), every await then waits for its layer's gate,
+//! and the guard it gets lends the bytes out. An await registers its waker before it looks at anything that could end the wait: the gate,
 //! the request's tenure, the scheduler's state; whoever changes one of these wakes afterwards.
 
-use crate::AwaitError;
 use crate::core::Core;
+use crate::protocol::fence::FenceStatus;
+use crate::protocol::layer_gate::LayerGate;
 use crate::protocol::taker::{ClaimRefused, Claimed};
 use crate::request::Slot;
 use crate::scheduler::{Layer, RequestId};
-use crate::sync::{thread, thread_waker};
+use crate::step::StepLayer;
+use crate::sync::{Ordering, thread, thread_waker};
+use crate::{AwaitError, Closed, EntryFailure};
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+/// Whose layer is awaited.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    /// The layer that is due, or this one.
+    Request(RequestId, Option<Layer>),
+    /// A layer of a step slot (its index among all steps), which its handle keeps alive.
+    Step(u32, Layer),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Nothing claimed yet.
     Fresh,
-    /// The claim on this table is ours; waiting since, if the layer was not complete at once.
-    Claimed { table: u32, since: Option<Instant> },
+    /// The claim on layer 0 of a new range is ours; the range can be asked for when nobody copies to the last one's rows any more.
+    Asking,
+    /// The claim on this table is ours.
+    Claimed(u32),
     /// Done: a result was given.
     Over,
 }
 
 /// A layer to come: a `Future` whose output is the layer's rows, with blocking forms beside.
 ///
-/// A missed deadline or a drop advances nothing and keeps the range. There is one waiter per request: a second gets
-/// [`AwaitError::Busy`].
+/// A missed deadline or a drop advances nothing and keeps the range. There is one waiter per request, and per layer of a step: a second
+/// gets [`AwaitError::Busy`].
 #[must_use = "an await does nothing until it is polled or waited for"]
 #[derive(Debug)]
 pub struct AwaitLayer<'s> {
     core: &'s Core,
-    req: RequestId,
-    asked: Option<Layer>,
+    of: Of,
     stage: Stage,
+    /// Waiting since, if the layer was not complete at once.
+    since: Option<Instant>,
 }
 
 impl<'s> AwaitLayer<'s> {
-    pub(crate) fn new(core: &'s Core, req: RequestId, asked: Option<Layer>) -> Self {
-        Self { core, req, asked, stage: Stage::Fresh }
+    pub(crate) fn of_request(core: &'s Core, req: RequestId, asked: Option<Layer>) -> Self {
+        Self { core, of: Of::Request(req, asked), stage: Stage::Fresh, since: None }
+    }
+
+    pub(crate) fn of_step(core: &'s Core, step: u32, layer: Layer) -> Self {
+        Self { core, of: Of::Step(step, layer), stage: Stage::Fresh, since: None }
     }
 
     /// Blocks until the layer is complete, the request ends, or the scheduler closes.
@@ -92,54 +111,77 @@ impl<'s> AwaitLayer<'s> {
 
     fn missed(&self) -> AwaitError {
         self.core.counters.deadlines_missed.add(1);
-        let Stage::Claimed { table, .. } = self.stage else { return AwaitError::DeadlineMissed { ready: 0, total: 0 } };
-        let slot = self.slot();
-        // First the gate, then the range: an unbound gate (another thread is about to bind it) goes with the range before.
-        let Some(remaining) = slot.layers[table as usize].gate.remaining() else {
-            return AwaitError::DeadlineMissed { ready: 0, total: 0 };
+        let nothing = AwaitError::DeadlineMissed { ready: 0, total: 0 };
+        let Stage::Claimed(table) = self.stage else { return nothing };
+        // First the gate, then the rows: an unbound gate (another thread is about to bind it) goes with the range before.
+        let Some(remaining) = self.layer(table).gate.remaining() else { return nothing };
+        let total = match self.of {
+            Of::Request(req, _) => self.slot(req).range().1,
+            Of::Step(..) => self.layer(table).rows_len(),
         };
-        let total = slot.range().1;
-        let remaining = remaining.min(total);
-        AwaitError::DeadlineMissed { ready: total - remaining, total }
+        AwaitError::DeadlineMissed { ready: total - remaining.min(total), total }
     }
 
-    fn slot(&self) -> &'s Slot {
-        &self.core.slots[self.req.slot() as usize]
+    fn slot(&self, req: RequestId) -> &'s Slot {
+        &self.core.slots[req.slot() as usize]
     }
 
-    /// Claims the layer that is due, and asks for a range if there is none.
+    /// The step that has the layer, among all steps.
+    fn step(&self) -> u32 {
+        match self.of {
+            Of::Request(req, _) => req.slot(),
+            Of::Step(step, _) => step,
+        }
+    }
+
+    fn layer(&self, table: u32) -> &'s StepLayer {
+        self.core.steps.layer(self.step(), table as usize)
+    }
+
+    /// Claims the layer, and asks for a range if there is none.
     fn claim(&mut self) -> Result<(), AwaitError> {
         let core = self.core;
         core.check_open()?;
-        let unknown = AwaitError::UnknownRequest(self.req);
-        let slot = core.slot_of(self.req).map_err(|_| unknown.clone())?;
-        let layers = &core.geometry.layers;
-        let expected = match self.asked {
-            None => None,
-            Some(layer) => {
-                let table = layers.iter().position(|&l| l == layer).ok_or(AwaitError::UnknownLayer(layer))?;
-                Some(table as u32)
+        match self.of {
+            Of::Request(req, asked) => self.claim_of_request(req, asked),
+            Of::Step(step, layer) => {
+                let table = core.geometry.table(layer).ok_or(AwaitError::UnknownLayer(layer))?;
+                let awaited = core.steps.layer(step, table);
+                if awaited.gate.remaining().is_none() {
+                    return Err(AwaitError::UnknownLayer(layer)); // a row read has one layer
+                }
+                if awaited.claimed.swap(true, Ordering::AcqRel) {
+                    return Err(AwaitError::Busy);
+                }
+                self.stage = Stage::Claimed(table as u32);
+                Ok(())
             }
+        }
+    }
+
+    fn claim_of_request(&mut self, req: RequestId, asked: Option<Layer>) -> Result<(), AwaitError> {
+        let core = self.core;
+        let unknown = AwaitError::UnknownRequest(req);
+        let slot = core.slot_of(req).map_err(|_| unknown.clone())?;
+        let layers = &core.geometry.layers;
+        let expected = match asked {
+            None => None,
+            Some(layer) => Some(core.geometry.table(layer).ok_or(AwaitError::UnknownLayer(layer))? as u32),
         };
-        if !slot.tenure.hold(self.req.generation()) {
+        if !slot.tenure.hold(req.generation()) {
             core.counters.stale_ids.add(1);
             return Err(unknown);
         }
         match slot.taker.claim(layers.len() as u32, expected) {
-            Ok(Claimed::Waits(table)) => self.stage = Stage::Claimed { table, since: None },
-            Ok(Claimed::AsksFor) => {
-                self.stage = Stage::Claimed { table: 0, since: None };
-                slot.layers.iter().for_each(|l| l.gate.reset());
-                slot.ask_to_bind();
-                core.run(self.req.slot());
-            }
+            Ok(Claimed::Waits(table)) => self.stage = Stage::Claimed(table),
+            Ok(Claimed::AsksFor) => self.stage = Stage::Asking,
             Err(refused) => {
-                self.let_go_of_slot();
+                self.let_go_of(slot);
                 return Err(match refused {
                     ClaimRefused::Busy => AwaitError::Busy,
                     ClaimRefused::OutOfOrder(due) => AwaitError::OutOfOrder {
                         next: layers[due as usize],
-                        asked: self.asked.unwrap_or(layers[due as usize]),
+                        asked: asked.unwrap_or(layers[due as usize]),
                     },
                 });
             }
@@ -147,10 +189,47 @@ impl<'s> AwaitLayer<'s> {
         Ok(())
     }
 
-    fn let_go_of_slot(&self) {
-        if self.slot().tenure.release() {
-            self.core.run(self.req.slot());
+    /// Asks for a range, once nobody copies to the rows of the last one: a range that was cut may have left a copy under way.
+    fn ask(&mut self, req: RequestId, waker: Option<&Waker>) -> bool {
+        let slot = self.slot(req);
+        let layers = &self.core.steps.get(req.slot()).layers;
+        for layer in layers {
+            if !layer.gate.is_quiet() {
+                if let Some(waker) = waker {
+                    layer.gate.register(waker);
+                }
+                if !layer.gate.is_quiet() {
+                    return false;
+                }
+            }
         }
+        layers.iter().for_each(|layer| layer.gate.reset());
+        slot.ask_to_bind();
+        self.stage = Stage::Claimed(0);
+        self.core.run(req.slot());
+        true
+    }
+
+    fn let_go_of(&self, slot: &Slot) {
+        if slot.tenure.release()
+            && let Of::Request(req, _) = self.of
+        {
+            self.core.run(req.slot());
+        }
+    }
+
+    /// What has ended the wait, beside the layer.
+    fn ended(&self) -> Result<(), AwaitError> {
+        if let Of::Request(req, _) = self.of {
+            let slot = self.slot(req);
+            if !slot.tenure.is(req.generation()) {
+                return Err(AwaitError::UnknownRequest(req));
+            }
+            if slot.preempted.load(Ordering::Acquire) {
+                return Err(AwaitError::Cancelled);
+            }
+        }
+        Ok(())
     }
 
     /// Looks once; registers `waker` before it does.
@@ -160,41 +239,76 @@ impl<'s> AwaitLayer<'s> {
         {
             return Poll::Ready(Err(error));
         }
-        let Stage::Claimed { table, since } = self.stage else {
+        if self.stage == Stage::Asking
+            && let Of::Request(req, _) = self.of
+            && !self.ask(req, waker)
+        {
+            return match self.ended().and_then(|()| self.core.check_open().map_err(Into::into)) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            };
+        }
+        let Stage::Claimed(table) = self.stage else {
             panic!("an await gives one result");
         };
-        let (core, slot) = (self.core, self.slot());
-        let layer = &slot.layers[table as usize];
+        let (core, layer) = (self.core, self.layer(table));
         let complete = match waker {
             Some(waker) => layer.gate.poll(waker),
             None => layer.gate.is_complete(),
         };
-        if !slot.tenure.is(self.req.generation()) {
-            return Poll::Ready(Err(AwaitError::UnknownRequest(self.req)));
+        if let Err(error) = self.ended() {
+            return Poll::Ready(Err(error));
         }
         if !complete {
-            return match core.check_open() {
-                Ok(()) => {
-                    self.stage = Stage::Claimed { table, since: since.or_else(|| Some(Instant::now())) };
-                    Poll::Pending
+            if let Err(closed) = core.check_open() {
+                return Poll::Ready(Err(closed.into()));
+            }
+            if self.since.is_none() {
+                self.since = Some(Instant::now());
+                core.raise_layer(self.step(), table as usize);
+            }
+            return Poll::Pending;
+        }
+        self.take(table)
+    }
+
+    /// The layer is complete.
+    fn take(&mut self, table: u32) -> Poll<Result<LayerRows<'s>, AwaitError>> {
+        let (core, layer, step) = (self.core, self.layer(table), self.step());
+        let (start, tokens) = match self.of {
+            Of::Request(req, _) => {
+                if let Some(failure) = layer.first_failure() {
+                    return Poll::Ready(Err(match failure.error(core) {
+                        EntryFailure::Read(error) => error.into(),
+                        _ => AwaitError::Cancelled,
+                    }));
                 }
-                Err(closed) => Poll::Ready(Err(closed.into())),
-            };
-        }
-        if layer.failure.is_set() {
-            return Poll::Ready(Err(layer.failure.error(core).into()));
-        }
-        match since {
+                self.slot(req).range()
+            }
+            Of::Step(..) if layer.status() == FenceStatus::Closed => {
+                return Poll::Ready(Err(core.check_open().err().unwrap_or(Closed::Shutdown).into()));
+            }
+            Of::Step(step, _) => (0, core.steps.get(step).tokens.load(Ordering::Relaxed)),
+        };
+        match self.since {
             None => core.counters.layers_hidden.add(1),
             Some(since) => {
                 core.counters.layers_exposed.add(1);
                 core.counters.exposed_ns.add(since.elapsed().as_nanos() as u64);
             }
         }
-        let (start, tokens) = slot.range();
-        slot.taker.take();
-        self.stage = Stage::Over; // the hold goes over to the guard
-        Poll::Ready(Ok(LayerRows { core, slot: self.req.slot(), table: table as usize, start, tokens }))
+        let slot = match self.of {
+            Of::Request(req, _) => {
+                self.slot(req).taker.take();
+                Some(req.slot()) // the hold goes over to the guard
+            }
+            Of::Step(..) => {
+                layer.claimed.store(false, Ordering::Release);
+                None
+            }
+        };
+        self.stage = Stage::Over;
+        Poll::Ready(Ok(LayerRows { core, step, slot, table: table as usize, start, tokens }))
     }
 }
 
@@ -208,10 +322,27 @@ impl<'s> Future for AwaitLayer<'s> {
 
 impl Drop for AwaitLayer<'_> {
     fn drop(&mut self) {
-        if let Stage::Claimed { table, .. } = self.stage {
-            self.slot().layers[table as usize].gate.unregister();
-            self.slot().taker.unclaim();
-            self.let_go_of_slot();
+        let table = match self.stage {
+            Stage::Fresh | Stage::Over => return,
+            Stage::Asking => 0,
+            Stage::Claimed(table) => table,
+        };
+        let unregister = |gate: &LayerGate| gate.unregister();
+        match self.of {
+            Of::Request(req, _) => {
+                let slot = self.slot(req);
+                self.core.steps.get(req.slot()).layers.iter().for_each(|layer| unregister(&layer.gate));
+                if self.stage == Stage::Asking {
+                    slot.taker.restart(); // nobody has asked
+                }
+                slot.taker.unclaim();
+                self.let_go_of(slot);
+            }
+            Of::Step(..) => {
+                let layer = self.layer(table);
+                unregister(&layer.gate);
+                layer.claimed.store(false, Ordering::Release);
+            }
         }
     }
 }
@@ -221,7 +352,9 @@ impl Drop for AwaitLayer<'_> {
 /// The next range of the request can be awaited when all guards of this one are dropped.
 pub struct LayerRows<'s> {
     core: &'s Core,
-    slot: u32,
+    step: u32,
+    /// The request's slot, which the guard holds; none for a step slot, which its handle holds.
+    slot: Option<u32>,
     table: usize,
     start: u64,
     tokens: u32,
@@ -243,19 +376,20 @@ impl LayerRows<'_> {
         self.core.geometry.layers[self.table]
     }
 
-    /// Positions of the request's tokens, one per leading index of [`Self::shape`].
+    /// Positions of the request's tokens, one per leading index of [`Self::shape`]; of a step, its rows `0..padded_tokens`.
     pub fn positions(&self) -> Range<u64> {
         self.start..self.start + u64::from(self.tokens)
     }
 
     /// `[tokens, heads, row_bytes]`.
     pub fn shape(&self) -> [usize; 3] {
-        [self.tokens as usize, self.core.geometry.columns(), self.core.geometry.row_bytes[self.table]]
+        [self.tokens as usize, self.core.geometry.columns, self.core.geometry.row_bytes[self.table]]
     }
 
     /// `tokens * heads * row_bytes` bytes, contiguous, heads in the order of the model's concatenation.
     pub fn bytes(&self) -> &[u8] {
-        self.core.delivered(self.slot, self.table, self.tokens as usize)
+        let bytes = self.tokens as usize * self.core.geometry.token_bytes[self.table];
+        self.core.delivered(self.core.steps.layer(self.step, self.table).destination(0), bytes)
     }
 
     /// One row.
@@ -271,10 +405,11 @@ impl LayerRows<'_> {
 
 impl Drop for LayerRows<'_> {
     fn drop(&mut self) {
-        let slot = &self.core.slots[self.slot as usize];
-        slot.taker.drop_guard();
-        if slot.tenure.release() {
-            self.core.run(self.slot);
+        let Some(slot) = self.slot else { return };
+        let held = &self.core.slots[slot as usize];
+        held.taker.drop_guard();
+        if held.tenure.release() {
+            self.core.run(slot);
         }
     }
 }

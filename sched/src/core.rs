@@ -713,7 +713,7 @@ impl Core {
     /// Whether the group need not be read, as every request has let go of it. For an actor that has a deposit to make.
     pub(crate) fn is_abandoned(&self, group: u32) -> bool {
         let looked_at = &self.groups[group as usize];
-        let orders = self.geometry.orders as u32;
+        let orders = self.geometry.orders.len() as u32;
         let (abandoned, now) = looked_at.abandon(&self.links, |node| self.cells[(node / orders) as usize].is_orphan());
         if now {
             self.counters.groups_abandoned.add(1);

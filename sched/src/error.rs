@@ -1,6 +1,6 @@
 //! What can go wrong, by plane. Every message says cause and remedy; an error consumes nothing.
 
-use crate::{Layer, RequestId};
+use crate::{DestId, Layer, RequestId};
 use engram_keygen::{RowId, Token};
 use std::path::PathBuf;
 
@@ -121,15 +121,100 @@ pub enum TokenError {
         /// Tokens.
         toks: usize,
     },
+    /// The position is older than the ids that are kept (`history_tail_max`).
+    #[error("position {pos} is older than what is kept of this request ({oldest}..); begin or resume it with its history")]
+    HistoryUnavailable {
+        /// Position asked for.
+        pos: u64,
+        /// The oldest position that can be rewritten.
+        oldest: u64,
+    },
+    /// The call does not fit the request's state.
+    #[error("{0}")]
+    BadState(&'static str),
+    /// An exported state cannot be imported.
+    #[error("the state cannot be imported: {0}")]
+    BadImport(&'static str),
     /// A limit is reached; nothing was consumed.
     #[error("limit {0} is reached; drain or finish requests, or raise it at open")]
     LimitReached(&'static str),
-    /// Another thread is feeding this request right now; call again.
-    #[error("another thread is feeding this request; call again")]
+    /// Another thread is at work on this request right now, and its mailbox is full; call again.
+    #[error("another thread is at work on this request; call again")]
     Busy,
     /// The scheduler no longer serves.
     #[error(transparent)]
     Closed(#[from] Closed),
+}
+
+/// Errors of the step plane. Nothing was consumed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// No such request, or it has ended or is preempted.
+    #[error("request {0} is unknown, has ended or is preempted; leave it out of the step")]
+    UnknownRequest(RequestId),
+    /// The model has no such layer, or this process did not open it.
+    #[error("layer {0} has no table here")]
+    UnknownLayer(Layer),
+    /// No such destination is registered.
+    #[error("destination {0} is not registered")]
+    UnknownDest(DestId),
+    /// A row id is not one of the table's. Never clamped.
+    #[error("row {row} (token {token}, head {head}) is out of range for layer {layer}")]
+    BadRow {
+        /// The layer.
+        layer: Layer,
+        /// The id.
+        row: i128,
+        /// Index of the token.
+        token: u32,
+        /// Index of the head.
+        head: u16,
+    },
+    /// Something has another size than the step needs: a destination in bytes, a list in elements.
+    #[error("{need} are needed, {got} were given (bytes of a destination, or elements of a list)")]
+    WrongSize {
+        /// Needed.
+        need: usize,
+        /// Given.
+        got: usize,
+    },
+    /// Memory that is given for fences is not aligned to a page.
+    #[error("the memory for fences must be aligned to {0} bytes")]
+    Misaligned(usize),
+    /// A limit is reached.
+    #[error("limit {0} is reached; release steps, make smaller ones, or raise it at open")]
+    LimitReached(&'static str),
+    /// In use: the step slot that was named, a destination that a step is written to, fences after the first step.
+    #[error("it is in use by a step; release that first")]
+    Busy,
+    /// The scheduler no longer serves.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why an entry of a step has no rows (they are zeros).
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EntryFailure {
+    /// A row could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The request ended, was preempted, or was rolled back below positions of the entry, before its rows were delivered.
+    #[error("the request ended, was preempted or rolled back while the step was waiting for its rows")]
+    Cancelled,
+    /// The position was passed long ago, and the ids before it are no longer kept.
+    #[error("position {pos} is older than what is kept of this request; resume it with its history")]
+    HistoryUnavailable {
+        /// The position.
+        pos: u64,
+    },
+    /// The rows were not there when the step's time was over.
+    #[error("the rows were not there in time")]
+    Timeout,
+    /// The scheduler closed.
+    #[error("the scheduler closed")]
+    Closed,
 }
 
 /// Errors of `await_layer`.
@@ -161,6 +246,9 @@ pub enum AwaitError {
     /// A row could not be read. The range stays; abort the request.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// The request was preempted.
+    #[error("the request was preempted; resume it, then await again")]
+    Cancelled,
     /// Another await of this request is pending, or rows of its last range are still held.
     #[error("another await of this request is pending, or rows of its last range are still held; drop them first")]
     Busy,

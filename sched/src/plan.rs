@@ -22,20 +22,16 @@ pub(crate) const URGENT_BAND: usize = Band::ALL.len();
 /// keeping decode undisturbed comes before a prompt's own wait.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
-#[allow(
-    dead_code,
-    reason = "the classes are a contract with the token plane, which does not tell all of them apart yet"
-)]
 pub(crate) enum PlanClass {
     /// A decode token's layer that a waiter sleeps on.
     Awaited = 0,
-    /// Tokens that were sampled.
+    /// Sampled tokens that a step has asked for.
     DecodeDemand = 1,
-    /// Rows of decode tokens that nobody needs in this step.
+    /// Sampled tokens.
     DecodePrefetch = 2,
-    /// Prompts, awaited or to be.
+    /// Prompts that a step has asked for.
     PrefillDemand = 3,
-    /// Prompts that nobody waits for yet.
+    /// Prompts.
     PrefillPrefetch = 4,
     /// Drafts, which may be for nothing.
     Speculative = 5,
@@ -76,6 +72,13 @@ pub(crate) struct PlanDraft {
     pub(crate) class: PlanClass,
     /// Nanoseconds of the scheduler's clock; 0: when the plan is sent.
     pub(crate) deadline_ns: u64,
+}
+
+impl PlanDraft {
+    /// An empty draft.
+    pub(crate) fn new(class: PlanClass, deadline_ns: u64) -> Self {
+        Self { groups: smallvec::SmallVec::new(), class, deadline_ns }
+    }
 }
 
 /// The bodies of all plans.

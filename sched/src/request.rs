@@ -1,78 +1,102 @@
-//! Requests: slots, and the keygen actor that turns a request's tokens into cells, groups and plans.
+//! Requests: slots, and the front of a request, where calls are checked before anything happens.
 //!
-//! A slot's actor state belongs to whoever runs it (its run gate). What others leave for the runner: tokens in the mailbox, `bind`
-//! (the engine waits for a range), the end of the tenure, credit that came back. They all end in [`Core::run`].
+//! The front holds what a call must know to answer at once: the last committed ids, the drafts. It belongs to one caller at a time (the
+//! push bit of the tenure), and what it decides travels to the request's keygen actor ([`crate::planner`]) as messages, in order: applied by
+//! the caller itself if nobody runs the actor, left in the mailbox if somebody does. An error leaves front and actor as they were.
 //!
-//! Life of a slot: VACANT (on the free list) -> SERVING (admitted) -> DRAINING (ended; its last copies, holders and pusher finish) ->
-//! VACANT. Reads of an ended request may still be in flight when the slot goes to the next one: their cells are orphans, they belong
-//! to no request and give their credit back when they come home.
+//! Life of a slot: VACANT (on the free list) -> SERVING (admitted) <-> PREEMPTED; either -> DRAINING (ended; its last copies, holders and
+//! pusher finish) -> VACANT. Reads of an ended request may still be in flight when the slot goes to the next one: their cells are
+//! orphans, they belong to no request and give their credit back when they come home.
 
 use crate::TokenError;
-use crate::core::{Core, Failure, Geometry, Wakes};
+use crate::core::Core;
 use crate::limits::{ROW_CELLS, Resolved};
-use crate::plan::{PLAN_GROUPS_MAX, PlanClass, PlanDraft};
+use crate::planner::KeygenActor;
 use crate::protocol::admission::Admission;
 use crate::protocol::ask::Ask;
 use crate::protocol::credit::Credit;
-use crate::protocol::layer_gate::LayerGate;
-use crate::protocol::mailbox::{Entry, Mailbox};
-use crate::protocol::run_gate::{Claim, RunGate, Runner};
+use crate::protocol::mailbox::Mailbox;
+use crate::protocol::run_gate::RunGate;
 use crate::protocol::taker::Taker;
 use crate::protocol::tenure::{PushRefused, Tenure};
+use crate::protocol::wish_list::WishList;
 use crate::scheduler::{Begin, RequestClass, RequestId};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use engram_keygen::{History, Keygen, SeedError, Token};
-use std::collections::VecDeque;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use engram_keygen::{History, Id, ImportError, Keygen, Profile, SeedError, Token};
 
-/// Ids that a request keeps for rewriting.
-const HISTORY_TAIL_MAX: usize = 256;
+/// First bytes of an exported request: "engram request".
+const MAGIC: [u8; 4] = *b"EGRQ";
+/// Format of an exported request: magic, u8 format, u8 profile, u8 class, u8 zero, then the history.
+const FORMAT: u8 = 1;
+const HEADER_BYTES: usize = 8;
 
-/// One layer of a slot's bound range.
-#[derive(Debug, Default)]
-pub(crate) struct SlotLayer {
-    pub(crate) gate: LayerGate,
-    /// Set by copiers before they count, read after the layer is complete.
-    pub(crate) failure: Failure,
+/// What the calls of a request must know. See the module text.
+#[derive(Debug)]
+pub(crate) struct Front {
+    /// Committed ids.
+    history: History,
+    drafts: Vec<Id>,
+    profile: Profile,
+    class: RequestClass,
+    preempted: bool,
 }
 
-/// A cell of this request, by its generation: once bound it goes its own way.
-#[derive(Clone, Copy, Debug)]
-struct CellRef {
-    cell: u32,
-    generation: u32,
+/// What `begin` and `resume` hand to the actor.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) history: History,
+    pub(crate) class: RequestClass,
 }
 
+/// A message to a request's keygen actor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Vacant,
-    Serving,
-    Draining,
+pub(crate) enum Message {
+    /// A committed token at the end.
+    Token { id: Id, prefill: bool },
+    /// One more draft.
+    Draft(Id),
+    /// The first drafts are committed.
+    Commit(u32),
+    /// Cuts everything from this position on, drafts included.
+    Cut(u64),
+    Preempt,
+    /// What is to be resumed lies with the admission.
+    Resume,
 }
 
-/// State of a keygen actor; reached through the run gate alone.
-#[derive(Debug)]
-pub(crate) struct KeygenActor {
-    phase: Phase,
-    history: History,
-    class: RequestClass,
-    /// Positions below have cells (or had).
-    planned: u64,
-    /// The range bound to the engine's await; empty before the first.
-    bound_start: u64,
-    bound_end: u64,
-    /// Cells of `bound_end..planned`, one per table and position.
-    waiting: VecDeque<CellRef>,
-    /// Cells of `bound_start..min(planned, bound_end)`.
-    bound: Vec<CellRef>,
+impl Message {
+    const KIND_SHIFT: u32 = 56;
+
+    fn to_word(self) -> u64 {
+        let (kind, value) = match self {
+            Self::Token { id, prefill: false } => (0, u64::from(id.to_word())),
+            Self::Token { id, prefill: true } => (1, u64::from(id.to_word())),
+            Self::Draft(id) => (2, u64::from(id.to_word())),
+            Self::Commit(n) => (3, u64::from(n)),
+            Self::Cut(to) => (4, to),
+            Self::Preempt => (5, 0),
+            Self::Resume => (6, 0),
+        };
+        kind << Self::KIND_SHIFT | value
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        let value = word & ((1 << Self::KIND_SHIFT) - 1);
+        let id = Id::from_word(value as u32);
+        match word >> Self::KIND_SHIFT {
+            0 => Self::Token { id, prefill: false },
+            1 => Self::Token { id, prefill: true },
+            2 => Self::Draft(id),
+            3 => Self::Commit(value as u32),
+            4 => Self::Cut(value),
+            5 => Self::Preempt,
+            _ => Self::Resume,
+        }
+    }
 }
 
-/// What `begin` hands to the actor.
-#[derive(Debug)]
-struct Admitted {
-    history: History,
-    class: RequestClass,
-    start_pos: u64,
-}
+/// Positions stay below this: a position fits a message.
+const POSITION_MAX: u64 = 1 << 48;
 
 /// A request's place in the scheduler.
 #[derive(Debug)]
@@ -80,52 +104,59 @@ pub(crate) struct Slot {
     pub(crate) tenure: Tenure,
     pub(crate) actor: RunGate<KeygenActor>,
     pub(crate) credit: Credit,
-    pub(crate) layers: Box<[SlotLayer]>,
-    mailbox: Mailbox,
-    /// Position after the last token taken; moved by the pusher.
-    end: AtomicU64,
-    /// Tokens before this position came as a prompt (`on_tokens`).
-    prefill_end: AtomicU64,
-    admission: Admission<Admitted>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) wishes: WishList,
+    front: Mutex<Front>,
+    /// Positions that have been planned, as far as the actor has told.
+    pub(crate) planned: AtomicU64,
+    pub(crate) admission: Admission<Admitted>,
     /// The engine waits for a range to be bound.
-    bind: Ask,
-    /// The range in force, for the waiter; written before its layer gates can complete.
-    range_start: AtomicU64,
-    range_tokens: AtomicU32,
+    pub(crate) bind: Ask,
+    /// The range in force, `start << 24 | tokens`, for the waiter; written before its layer gates can open.
+    range: AtomicU64,
     pub(crate) taker: Taker,
+    /// The request is preempted: its waiter has nothing to wait for.
+    pub(crate) preempted: AtomicBool,
+    /// Among which requests it counts: NONE, LIVE or PREEMPTED. Who moves it adjusts the counts.
+    counted: AtomicU32,
+    /// 1 while it counts among the live interactive ones.
+    interactive: AtomicU32,
 }
 
+const NONE: u32 = 0;
+const LIVE: u32 = 1;
+const PREEMPTED: u32 = 2;
+
+const RANGE_TOKENS_BITS: u32 = 24;
+
 impl Slot {
-    pub(crate) fn new(index: u32, keygen: &Keygen, limits: &Resolved, geometry: &Geometry) -> Self {
-        let tables = geometry.layers.len();
-        // The slot past the last request is that of row reads: it has cells, but neither tokens nor an actor at work.
+    pub(crate) fn new(index: u32, keygen: &Keygen, limits: &Resolved, tables: usize) -> Self {
+        // The slot past the last request is that of row reads: it has cells, but no tokens.
         let is_request = index < limits.request_slots;
-        let (cells, tokens) =
-            if is_request { (limits.request_cells(), limits.request_tokens as usize) } else { (ROW_CELLS, 32) };
-        let bound = if is_request { limits.await_tokens as usize * tables } else { 0 };
-        let actor = KeygenActor {
-            phase: Phase::Vacant,
-            history: History::new(keygen, HISTORY_TAIL_MAX),
+        let cells = if is_request { limits.request_cells() } else { ROW_CELLS };
+        let (ids, messages) = if is_request { (limits.recorded_ids(), limits.mailbox_messages as usize) } else { (0, 1) };
+        let front = Front {
+            history: History::new(keygen, if is_request { limits.history_tail as usize } else { 0 }),
+            drafts: Vec::with_capacity(if is_request { limits.draft_tokens as usize } else { 0 }),
+            profile: Profile::default(),
             class: RequestClass::default(),
-            planned: 0,
-            bound_start: 0,
-            bound_end: 0,
-            waiting: VecDeque::with_capacity(if is_request { cells as usize } else { 0 }),
-            bound: Vec::with_capacity(bound),
+            preempted: false,
         };
         Self {
             tenure: Tenure::new(),
-            actor: RunGate::new(actor),
+            actor: RunGate::new(KeygenActor::new(History::new(keygen, ids), cells as usize, tables)),
             credit: Credit::new(cells),
-            layers: (0..tables).map(|_| SlotLayer::default()).collect(),
-            mailbox: Mailbox::new(tokens),
-            end: AtomicU64::new(0),
-            prefill_end: AtomicU64::new(0),
+            mailbox: Mailbox::new(messages),
+            wishes: WishList::new(),
+            front: Mutex::new(front),
+            planned: AtomicU64::new(0),
             admission: Admission::new(),
             bind: Ask::new(),
-            range_start: AtomicU64::new(0),
-            range_tokens: AtomicU32::new(0),
+            range: AtomicU64::new(0),
             taker: Taker::new(),
+            preempted: AtomicBool::new(false),
+            counted: AtomicU32::new(NONE),
+            interactive: AtomicU32::new(0),
         }
     }
 
@@ -134,9 +165,15 @@ impl Slot {
         self.bind.raise();
     }
 
-    /// First position and tokens of the bound range. For the waiter, after a layer gate is complete.
+    /// First position and tokens of the bound range. For the waiter, after a layer gate is open.
     pub(crate) fn range(&self) -> (u64, u32) {
-        (self.range_start.load(Ordering::Relaxed), self.range_tokens.load(Ordering::Relaxed))
+        let word = self.range.load(Ordering::Relaxed);
+        (word >> RANGE_TOKENS_BITS, (word & ((1 << RANGE_TOKENS_BITS) - 1)) as u32)
+    }
+
+    /// For the actor.
+    pub(crate) fn set_range(&self, start: u64, tokens: u32) {
+        self.range.store(start << RANGE_TOKENS_BITS | u64::from(tokens), Ordering::Relaxed);
     }
 }
 
@@ -150,6 +187,21 @@ pub(crate) struct Feed<'a> {
     pub(crate) prefill: bool,
 }
 
+impl Feed<'_> {
+    fn is_live(&self, i: usize) -> bool {
+        self.live.is_none_or(|live| live[i])
+    }
+}
+
+/// What a call changes: cut at a position, commit drafts, append tokens. In this order.
+#[derive(Clone, Copy, Default)]
+struct Change {
+    commit: u32,
+    cut: Option<u64>,
+    /// Index of the first token to append.
+    skip: usize,
+}
+
 impl Core {
     /// The slot of an id; any id of another scheduler or another time is simply unknown.
     pub(crate) fn slot_of(&self, req: RequestId) -> Result<&Slot, TokenError> {
@@ -159,44 +211,86 @@ impl Core {
         Ok(&self.slots[req.slot() as usize])
     }
 
-    pub(crate) fn begin(&self, begin: Begin<'_>) -> Result<RequestId, TokenError> {
-        self.check_open()?;
-        let mut history = History::new(&self.keygen, HISTORY_TAIL_MAX);
-        history.seed(&self.keygen, begin.history, begin.live, begin.start_pos).map_err(|e| match e {
+    // ---- admission -------------------------------------------------------------------------------------------------------------
+
+    fn seeded(&self, begin: &Begin<'_>) -> Result<History, TokenError> {
+        if begin.start_pos >= POSITION_MAX {
+            return Err(TokenError::LimitReached("position"));
+        }
+        let mut history = History::new(&self.keygen, self.limits.history_tail as usize);
+        history.seed_for(&self.keygen, begin.profile, begin.history, begin.live, begin.start_pos).map_err(|e| match e {
             SeedError::TooShort { need, got, .. } => TokenError::HistoryTooShort { need: need as u32, got: got as u32 },
             SeedError::Token(bad) => TokenError::BadToken { tok: bad.token, pos: begin.start_pos, vocab: bad.vocab },
             _ => TokenError::MaskLength { live: begin.live.map_or(0, <[bool]>::len), toks: begin.history.len() },
         })?;
+        Ok(history)
+    }
+
+    pub(crate) fn begin(&self, begin: Begin<'_>) -> Result<RequestId, TokenError> {
+        self.check_open()?;
+        self.admit(self.seeded(&begin)?, begin.profile, begin.class)
+    }
+
+    /// One more live request, if there may be.
+    fn count_live(&self) -> Result<(), TokenError> {
         let requests = self.limits.requests;
         let one_more = |live| (live < requests).then_some(live + 1);
-        if self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-            return Err(TokenError::LimitReached("requests_max"));
+        match self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(TokenError::LimitReached("requests_max")),
         }
+    }
+
+    fn admit(&self, history: History, profile: Profile, class: RequestClass) -> Result<RequestId, TokenError> {
+        self.count_live()?;
         let Some(index) = self.free_slots.pop() else {
             // More ended requests than slots to spare are kept by their guards.
             self.live.fetch_sub(1, Ordering::Relaxed);
             return Err(TokenError::LimitReached("requests_max"));
         };
         let slot = &self.slots[index as usize];
-        slot.end.store(begin.start_pos, Ordering::Relaxed);
-        slot.prefill_end.store(0, Ordering::Relaxed);
-        if begin.class == RequestClass::Interactive {
-            self.interactive_live.fetch_add(1, Ordering::Relaxed);
+        slot.planned.store(history.position(), Ordering::Relaxed);
+        slot.preempted.store(false, Ordering::Relaxed);
+        slot.counted.store(LIVE, Ordering::Relaxed);
+        self.count_interactive(slot, class);
+        {
+            let mut front = lock(&slot.front);
+            front.history.copy_from(&history);
+            front.drafts.clear();
+            (front.profile, front.class, front.preempted) = (profile, class, false);
         }
-        let admitted = Admitted { history, class: begin.class, start_pos: begin.start_pos };
+        let admitted = Admitted { history, class };
         let generation = slot.admission.begin(&slot.tenure, admitted);
+        self.counters.requests_begun.add(1);
         self.run(index);
         Ok(RequestId::new(index, generation))
     }
 
-    pub(crate) fn feed(&self, req: RequestId, feed: Feed<'_>) -> Result<(), TokenError> {
+    /// Moves the request among those that it counts with. False: it has ended meanwhile.
+    fn recount(&self, slot: &Slot, from: u32, to: u32) -> bool {
+        slot.counted.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn uncount_interactive(&self, slot: &Slot) {
+        self.interactive_live.fetch_sub(slot.interactive.swap(0, Ordering::AcqRel), Ordering::Relaxed);
+    }
+
+    fn count_interactive(&self, slot: &Slot, class: RequestClass) {
+        let interactive = u32::from(class == RequestClass::Interactive);
+        slot.interactive.store(interactive, Ordering::Relaxed);
+        self.interactive_live.fetch_add(interactive, Ordering::Relaxed);
+    }
+
+    // ---- the front -------------------------------------------------------------------------------------------------------------
+
+    /// Takes the front of a request for one call.
+    fn with_front<T>(
+        &self,
+        req: RequestId,
+        call: impl FnOnce(&Slot, &mut Front) -> Result<T, TokenError>,
+    ) -> Result<T, TokenError> {
         self.check_open()?;
         let slot = self.slot_of(req)?;
-        if let Some(live) = feed.live
-            && live.len() != feed.toks.len()
-        {
-            return Err(TokenError::MaskLength { live: live.len(), toks: feed.toks.len() });
-        }
         slot.tenure.start_push(req.generation()).map_err(|refused| match refused {
             PushRefused::Busy => TokenError::Busy,
             PushRefused::Ended => {
@@ -204,255 +298,356 @@ impl Core {
                 TokenError::UnknownRequest(req)
             }
         })?;
-        let result = self.push(slot, feed);
+        let result = call(slot, &mut lock(&slot.front)); // never waited for: the push bit comes first
         slot.tenure.end_push();
         self.run(req.slot());
         result
     }
 
-    /// Checks and appends. For the slot's one pusher.
-    fn push(&self, slot: &Slot, feed: Feed<'_>) -> Result<(), TokenError> {
-        let end = slot.end.load(Ordering::Relaxed);
-        if let Some(pos) = feed.pos.filter(|&pos| pos != end) {
+    fn serving(front: &Front) -> Result<(), TokenError> {
+        if front.preempted { Err(TokenError::BadState("the request is preempted; resume it first")) } else { Ok(()) }
+    }
+
+    /// Gives messages to the actor: applies them, if nobody runs it, or leaves them in its mailbox. `change` is made to the front before
+    /// anybody can see the messages; if it is not made, nothing has happened.
+    fn deliver(
+        &self,
+        index: u32,
+        messages: impl ExactSizeIterator<Item = Message>,
+        change: impl FnOnce(),
+    ) -> Result<(), TokenError> {
+        let slot = &self.slots[index as usize];
+        if let Some(runner) = slot.actor.notify() {
+            change();
+            let mut messages = Some(messages);
+            // Only what is in order; planning comes when the front has been let go of.
+            self.run_claimed(index, runner, |core, slot, actor, wakes| match messages.take() {
+                Some(messages) => {
+                    core.drain_mailbox(slot, actor, index, wakes);
+                    messages.for_each(|message| core.apply(index, actor, message, wakes));
+                    true
+                }
+                None => false,
+            });
+            return Ok(());
+        }
+        if !slot.mailbox.has_room(messages.len()) {
+            return Err(TokenError::Busy);
+        }
+        change();
+        slot.mailbox.push(messages.map(Message::to_word));
+        Ok(())
+    }
+
+    pub(crate) fn feed(&self, req: RequestId, feed: Feed<'_>) -> Result<(), TokenError> {
+        if let Some(live) = feed.live
+            && live.len() != feed.toks.len()
+        {
+            return Err(TokenError::MaskLength { live: live.len(), toks: feed.toks.len() });
+        }
+        self.with_front(req, |slot, front| {
+            Self::serving(front)?;
+            self.push(req.slot(), slot, front, feed)
+        })
+    }
+
+    /// Checks tokens and appends them, or rewrites the tail.
+    fn push(&self, index: u32, slot: &Slot, front: &mut Front, feed: Feed<'_>) -> Result<(), TokenError> {
+        let (end, profile) = (front.history.position(), front.profile);
+        let pos = feed.pos.unwrap_or(end);
+        if pos > end {
             return Err(TokenError::Gap { end, pos });
         }
-        let Some(new_end) = end.checked_add(feed.toks.len() as u64) else {
+        if pos + feed.toks.len() as u64 >= POSITION_MAX {
             return Err(TokenError::LimitReached("position"));
-        };
-        let is_live = |i: usize| feed.live.is_none_or(|live| live[i]);
-        for (i, &tok) in feed.toks.iter().enumerate().filter(|&(i, _)| is_live(i)) {
-            if self.keygen.check(tok).is_err() {
-                return Err(TokenError::BadToken { tok, pos: end + i as u64, vocab: self.keygen.vocab() });
+        }
+        for (i, &tok) in feed.toks.iter().enumerate() {
+            if self.keygen.id_for(profile, tok, feed.is_live(i)).is_err() {
+                return Err(TokenError::BadToken { tok, pos: pos + i as u64, vocab: self.keygen.vocab() });
             }
         }
-        let entries = feed.toks.iter().enumerate().map(|(i, &token)| Entry { token, live: is_live(i) });
-        // Before the push: a runner that is at work may take the tokens the moment they are in.
-        let prefill_before = slot.prefill_end.load(Ordering::Relaxed);
-        if feed.prefill {
-            slot.prefill_end.store(new_end, Ordering::Relaxed); // ordered by the mailbox's tail
-        }
-        if !slot.mailbox.push(entries) {
-            slot.prefill_end.store(prefill_before, Ordering::Relaxed);
+        let id = |i: usize| self.keygen.id_for(profile, feed.toks[i], feed.is_live(i)).expect("checked above");
+        let change = Self::change(front, pos, feed.toks.len(), id)?;
+        let count = feed.toks.len() - change.skip;
+        let kept = change.cut.map_or(end, |cut| cut.min(end)) + u64::from(change.commit);
+        let planned = slot.planned.load(Ordering::Relaxed).min(kept);
+        if kept - planned + count as u64 > u64::from(self.limits.request_tokens) {
             return Err(TokenError::LimitReached("request_tokens_max"));
         }
-        slot.end.store(new_end, Ordering::Relaxed);
+        let skip = change.skip;
+        let tokens = (0..count).map(|i| Message::Token { id: id(skip + i), prefill: feed.prefill });
+        self.deliver(index, Messages::new(change, tokens), || {
+            Self::make(front, change);
+            (0..count).for_each(|i| front.history.append(id(skip + i)));
+        })?;
         self.counters.tokens.add(feed.toks.len() as u64);
         Ok(())
+    }
+
+    /// What has to be done so that `len` ids stand at `pos`: ids that stand there already are no news, drafts that turn out right are
+    /// committed, and the first difference cuts.
+    fn change(front: &Front, pos: u64, len: usize, id: impl Fn(usize) -> Id) -> Result<Change, TokenError> {
+        let end = front.history.position();
+        let mut change = Change::default();
+        let again = (end - pos).min(len as u64);
+        if again > 0 {
+            let oldest = front.history.oldest();
+            if pos < oldest {
+                return Err(TokenError::HistoryUnavailable { pos, oldest });
+            }
+            change.skip = (0..again as usize).take_while(|&i| front.history.id_at(pos + i as u64) == Some(id(i))).count();
+            if (change.skip as u64) < again {
+                change.cut = Some(pos + change.skip as u64);
+                return Ok(change);
+            }
+        }
+        let rest = len - change.skip;
+        let right = (0..rest.min(front.drafts.len())).take_while(|&i| front.drafts[i] == id(change.skip + i)).count();
+        change.commit = right as u32;
+        change.skip += right;
+        if rest > right && front.drafts.len() > right {
+            change.cut = Some(end + right as u64);
+        }
+        Ok(change)
+    }
+
+    fn make(front: &mut Front, change: Change) {
+        for id in front.drafts.drain(..change.commit as usize) {
+            front.history.append(id);
+        }
+        if let Some(cut) = change.cut {
+            front.drafts.clear();
+            let back = front.history.position().saturating_sub(cut);
+            front.history.rollback(back).expect("checked by whoever cuts");
+        }
+    }
+
+    pub(crate) fn on_draft(&self, req: RequestId, pos: u64, toks: &[Token]) -> Result<(), TokenError> {
+        self.with_front(req, |_, front| {
+            Self::serving(front)?;
+            let (end, profile) = (front.history.position(), front.profile);
+            let drafts_end = end + front.drafts.len() as u64;
+            if !(end..=drafts_end).contains(&pos) {
+                return Err(TokenError::Gap { end: drafts_end, pos });
+            }
+            let before = (pos - end) as usize;
+            if before + toks.len() > self.limits.draft_tokens as usize {
+                return Err(TokenError::LimitReached("draft_tokens_max"));
+            }
+            for (i, &tok) in toks.iter().enumerate() {
+                if self.keygen.id_for(profile, tok, true).is_err() {
+                    return Err(TokenError::BadToken { tok, pos: pos + i as u64, vocab: self.keygen.vocab() });
+                }
+            }
+            let id = |i: usize| self.keygen.id_for(profile, toks[i], true).expect("checked above");
+            let there = &front.drafts[before..];
+            let same = (0..toks.len().min(there.len())).take_while(|&i| there[i] == id(i)).count();
+            // A shorter chain that stands there already is no news.
+            let cut = (same < toks.len() && same < there.len()).then_some(pos + same as u64);
+            let change = Change { cut, ..Change::default() };
+            let drafts = (same..toks.len()).map(|i| Message::Draft(id(i)));
+            self.deliver(req.slot(), Messages::new(change, drafts), || {
+                if cut.is_some() {
+                    front.drafts.truncate(before + same);
+                }
+                front.drafts.extend((same..toks.len()).map(id));
+            })
+        })
+    }
+
+    pub(crate) fn accept(&self, req: RequestId, n: u32, bonus: Option<Token>) -> Result<(), TokenError> {
+        self.with_front(req, |slot, front| {
+            Self::serving(front)?;
+            if n as usize > front.drafts.len() {
+                return Err(TokenError::BadState("accept: there are fewer drafts than that"));
+            }
+            let end = front.history.position() + u64::from(n);
+            let bonus = match bonus {
+                None => None,
+                Some(tok) => Some(self.keygen.id_for(front.profile, tok, true).map_err(|bad| TokenError::BadToken {
+                    tok,
+                    pos: end,
+                    vocab: bad.vocab,
+                })?),
+            };
+            let left = front.drafts.len() > n as usize;
+            let planned = slot.planned.load(Ordering::Relaxed).min(end);
+            if end - planned + u64::from(bonus.is_some()) > u64::from(self.limits.request_tokens) {
+                return Err(TokenError::LimitReached("request_tokens_max"));
+            }
+            let change = Change { commit: n, cut: left.then_some(end), skip: 0 };
+            let tokens = bonus.map(|id| Message::Token { id, prefill: false });
+            self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), || {
+                Self::make(front, change);
+                bonus.into_iter().for_each(|id| front.history.append(id));
+            })?;
+            self.counters.tokens.add(u64::from(n) + u64::from(bonus.is_some()));
+            Ok(())
+        })
+    }
+
+    pub(crate) fn rollback(&self, req: RequestId, to_pos: u64) -> Result<(), TokenError> {
+        self.with_front(req, |_, front| {
+            Self::serving(front)?;
+            let end = front.history.position();
+            let pos = to_pos;
+            if pos > end {
+                return Err(TokenError::Gap { end, pos });
+            }
+            let oldest = front.history.oldest();
+            if pos < oldest {
+                return Err(TokenError::HistoryUnavailable { pos, oldest });
+            }
+            let change = Change { cut: Some(pos), ..Change::default() };
+            self.deliver(req.slot(), Messages::new(change, std::iter::empty()), || Self::make(front, change))
+        })
+    }
+
+    pub(crate) fn fork(&self, parent: RequestId) -> Result<RequestId, TokenError> {
+        let (history, profile, class) = self.with_front(parent, |_, front| {
+            Self::serving(front)?;
+            Ok((front.history.clone(), front.profile, front.class))
+        })?;
+        let child = self.admit(history, profile, class)?;
+        self.counters.requests_forked.add(1);
+        Ok(child)
+    }
+
+    pub(crate) fn preempt(&self, req: RequestId) -> Result<(), TokenError> {
+        self.with_front(req, |slot, front| {
+            Self::serving(front)?;
+            let most = self.limits.requests;
+            let one_more = |n| (n < most).then_some(n + 1);
+            if self.preempted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+                return Err(TokenError::LimitReached("requests_max (as many may be preempted); finish the request instead"));
+            }
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Preempt), || {
+                front.preempted = true;
+                front.drafts.clear();
+                slot.preempted.store(true, Ordering::Release);
+            });
+            if delivered.is_err() {
+                self.preempted.fetch_sub(1, Ordering::Relaxed);
+                return delivered;
+            }
+            let counts = if self.recount(slot, LIVE, PREEMPTED) { &self.live } else { &self.preempted };
+            counts.fetch_sub(1, Ordering::Relaxed);
+            self.uncount_interactive(slot);
+            self.counters.requests_preempted.add(1);
+            Ok(())
+        })?;
+        // Its waiter has nothing to wait for.
+        (0..self.geometry.layers.len()).for_each(|table| self.wake_layer(req.slot(), table));
+        Ok(())
+    }
+
+    pub(crate) fn resume(&self, req: RequestId, begin: Begin<'_>) -> Result<(), TokenError> {
+        let history = self.seeded(&begin)?;
+        self.with_front(req, |slot, front| {
+            if !front.preempted {
+                return Err(TokenError::BadState("the request is not preempted"));
+            }
+            self.count_live()?;
+            slot.admission.leave(Admitted { history: history.clone(), class: begin.class });
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Resume), || {
+                front.history.copy_from(&history);
+                (front.profile, front.class, front.preempted) = (begin.profile, begin.class, false);
+                slot.planned.store(begin.start_pos, Ordering::Relaxed);
+                slot.preempted.store(false, Ordering::Release);
+            });
+            if delivered.is_err() {
+                let _ = slot.admission.take();
+                self.live.fetch_sub(1, Ordering::Relaxed);
+                return delivered;
+            }
+            let counts = if self.recount(slot, PREEMPTED, LIVE) { &self.preempted } else { &self.live };
+            counts.fetch_sub(1, Ordering::Relaxed);
+            self.count_interactive(slot, begin.class);
+            if slot.counted.load(Ordering::Acquire) == NONE {
+                self.uncount_interactive(slot); // it ended before it was counted
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn export_state(&self, req: RequestId) -> Result<Vec<u8>, TokenError> {
+        self.with_front(req, |_, front| {
+            Self::serving(front)?;
+            let mut out = Vec::with_capacity(HEADER_BYTES + 4 * front.history.kept() + 64);
+            out.extend(MAGIC);
+            out.extend([FORMAT, front.profile as u8, front.class as u8, 0]);
+            out.extend(front.history.export());
+            Ok(out)
+        })
+    }
+
+    pub(crate) fn import_state(&self, state: &[u8]) -> Result<RequestId, TokenError> {
+        self.check_open()?;
+        let bad = TokenError::BadImport;
+        let Some((header, history)) = state.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(bad("it is too short"));
+        };
+        let [m0, m1, m2, m3, format, profile, class, _] = *header;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(bad("it is no exported request"));
+        }
+        if format != FORMAT {
+            return Err(bad("it has another format; export and import with the same version"));
+        }
+        let profile = [Profile::Reference, Profile::Sglang, Profile::LlamaCpp].into_iter().find(|&p| p as u8 == profile);
+        let class = [RequestClass::Interactive, RequestClass::Bulk].into_iter().find(|&c| c as u8 == class);
+        let (Some(profile), Some(class)) = (profile, class) else { return Err(bad("its header is damaged")) };
+        let mut imported = History::new(&self.keygen, self.limits.history_tail as usize);
+        imported.import(history).map_err(|e| match e {
+            ImportError::OtherKeygen { .. } => bad("it is of another model or token map"),
+            ImportError::Version { .. } => bad("its history has another format; export and import with the same version"),
+            _ => bad("its history is damaged"),
+        })?;
+        self.admit(imported, profile, class)
     }
 
     /// Ends a request; idempotent. Its waiter gets an error, its reads in flight come home as orphans.
     pub(crate) fn end(&self, req: RequestId) {
         let Ok(slot) = self.slot_of(req) else { return };
         if slot.tenure.end(req.generation()) {
-            self.live.fetch_sub(1, Ordering::Relaxed);
+            match slot.counted.swap(NONE, Ordering::AcqRel) {
+                PREEMPTED => self.preempted.fetch_sub(1, Ordering::Relaxed),
+                _ => self.live.fetch_sub(1, Ordering::Relaxed),
+            };
+            self.uncount_interactive(slot);
+            self.counters.requests_ended.add(1);
             // Also when another thread runs the actor just now.
-            (0..slot.layers.len()).for_each(|table| self.wake_layer(req.slot(), table));
+            (0..self.geometry.layers.len()).for_each(|table| self.wake_layer(req.slot(), table));
             self.run(req.slot());
         }
     }
+}
 
-    /// Announces an event to a slot's actor and runs it if nobody else does.
-    pub(crate) fn run(&self, slot: u32) {
-        if let Some(runner) = self.slots[slot as usize].actor.notify() {
-            self.run_claimed(slot, runner);
-        }
-    }
+/// A change and what is appended after it, as messages.
+struct Messages<I> {
+    commit: Option<Message>,
+    cut: Option<Message>,
+    rest: I,
+}
 
-    /// Runs an actor whose claim a caller has passed on. For keygen workers.
-    pub(crate) fn run_passed_on(&self, slot: u32, claim: Claim) {
-        self.run_claimed(slot, self.slots[slot as usize].actor.take_up(claim));
-    }
-
-    fn run_claimed(&self, slot: u32, runner: Runner<'_, KeygenActor>) {
-        /// Ends service if the run unwinds: the actor stays claimed, its waiters would wait for ever.
-        struct FailOnUnwind<'c>(Option<&'c Core>);
-        impl Drop for FailOnUnwind<'_> {
-            fn drop(&mut self) {
-                if let Some(core) = self.0 {
-                    core.fail("a keygen actor panicked on the thread that fed it; reopen the scheduler".into());
-                }
-            }
-        }
-        let mut unwinds = FailOnUnwind(Some(self));
-        let mut wakes = Wakes::default();
-        let mut budget = self.limits.inline_tokens;
-        let left = runner.run(|actor| self.look(slot, actor, &mut budget, &mut wakes));
-        unwinds.0 = None;
-        if let Some(claim) = left {
-            self.workers.push(slot, claim.pass_on());
-        }
-        // Wakers run outside of all claims.
-        for table in (0..self.geometry.layers.len()).filter(|t| wakes.0 >> t & 1 == 1) {
-            self.wake_layer(slot, table);
-        }
-    }
-
-    /// Sees to everything there is for the actor. False: the budget is used up and a worker shall go on.
-    fn look(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
-        let slot = &self.slots[index as usize];
-        if actor.phase == Phase::Vacant {
-            admit(slot, actor);
-        }
-        // Read after the admission was looked for: a request that ended before it was admitted is admitted and let go of all the same.
-        if actor.phase == Phase::Serving && !slot.tenure.is_live() {
-            if slot.tenure.is_pushing() {
-                return true; // the pusher will notify
-            }
-            self.let_go(slot, actor, wakes);
-        }
-        match actor.phase {
-            Phase::Vacant => true,
-            Phase::Draining => {
-                if slot.layers.iter().all(|l| l.gate.is_quiet()) && slot.tenure.recycle() {
-                    slot.layers.iter().for_each(|l| l.gate.reset());
-                    slot.taker.reset();
-                    let _ = slot.bind.take();
-                    actor.phase = Phase::Vacant;
-                    self.free_slots.push(index).expect("as many places as slots");
-                }
-                true
-            }
-            Phase::Serving => {
-                if slot.bind.take() {
-                    self.bind(index, actor, wakes);
-                }
-                self.plan(index, actor, budget, wakes)
-            }
-        }
-    }
-
-    /// Lets go of everything that an ended request has.
-    fn let_go(&self, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        slot.mailbox.clear();
-        for at in actor.waiting.drain(..) {
-            self.orphan_cell(at.cell, at.generation);
-        }
-        let tables = slot.layers.len();
-        for (i, at) in actor.bound.drain(..).enumerate() {
-            if self.orphan_cell(at.cell, at.generation) {
-                let _ = slot.layers[i % tables].gate.complete(1); // all layers are woken below
-            }
-        }
-        // Positions that were bound before they were planned.
-        let unplanned = actor.bound_end.saturating_sub(actor.planned.max(actor.bound_start)) as u32;
-        if unplanned > 0 {
-            slot.layers.iter().for_each(|l| {
-                let _ = l.gate.complete(unplanned);
-            });
-        }
-        if actor.class == RequestClass::Interactive {
-            self.interactive_live.fetch_sub(1, Ordering::Relaxed);
-        }
-        wakes.0 = !0;
-        actor.phase = Phase::Draining;
-    }
-
-    /// Binds the next range to the slot's destinations: `[bound_end, end)`, at most `await_tokens_max` tokens.
-    fn bind(&self, index: u32, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        let slot = &self.slots[index as usize];
-        let end = actor.planned + slot.mailbox.len();
-        let tokens = (end - actor.bound_end).min(u64::from(self.limits.await_tokens));
-        actor.bound.clear();
-        actor.bound_start = actor.bound_end;
-        actor.bound_end += tokens;
-        slot.range_start.store(actor.bound_start, Ordering::Relaxed); // ordered by the layer gates
-        slot.range_tokens.store(tokens as u32, Ordering::Relaxed);
-        for layer in &slot.layers {
-            layer.failure.clear();
-            layer.gate.arm(tokens as u32);
-        }
-        let tables = slot.layers.len();
-        let planned = actor.planned.min(actor.bound_end) - actor.bound_start;
-        for at in 0..planned as usize {
-            for table in 0..tables {
-                let cell = actor.waiting.pop_front().expect("every planned position has a cell per table");
-                self.bind_at(index, table, at, cell, actor, wakes);
-            }
-        }
-        for (table, layer) in slot.layers.iter().enumerate() {
-            if layer.gate.complete(1) {
-                wakes.0 |= 1 << table;
-            }
-        }
-    }
-
-    fn bind_at(&self, slot: u32, table: usize, at: usize, cell: CellRef, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        self.cells[cell.cell as usize].payload().destination.set(self.destination(slot, table, at));
-        actor.bound.push(cell);
-        self.bind_cell(cell.cell, wakes);
-    }
-
-    /// Plans tokens while there are tokens, credit and budget. False: the budget is used up and there are workers.
-    fn plan(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
-        let slot = &self.slots[index as usize];
-        let tables = slot.layers.len();
-        let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::DecodeDemand, deadline_ns: 0 };
-        let mut go_on = true;
-        while !slot.mailbox.is_empty() {
-            if *budget == 0 && self.limits.workers > 0 {
-                go_on = false; // the worker that takes the claim up has a budget of its own
-                break;
-            }
-            if !slot.credit.take(tables as u32) {
-                break; // who gives credit back will notify
-            }
-            let entry = slot.mailbox.pop().expect("the runner is the only consumer");
-            *budget = budget.saturating_sub(1);
-            let pos = actor.planned;
-            let class = match actor.class {
-                RequestClass::Bulk => PlanClass::Bulk,
-                RequestClass::Interactive if pos < slot.prefill_end.load(Ordering::Relaxed) => PlanClass::PrefillDemand,
-                RequestClass::Interactive => PlanClass::DecodeDemand,
-            };
-            if draft.class != class {
-                self.send(&mut draft);
-                draft.class = class;
-            }
-            let window = self.keygen.push(&mut actor.history, entry.token, entry.live);
-            actor.planned += 1;
-            for table in 0..tables {
-                if draft.groups.len() + self.geometry.orders > PLAN_GROUPS_MAX {
-                    self.send(&mut draft);
-                }
-                let cell = self.open_token_cell(index, table, &window, &mut draft);
-                if pos < actor.bound_end {
-                    let at = (pos - actor.bound_start) as usize;
-                    self.bind_at(index, table, at, cell, actor, wakes);
-                } else {
-                    actor.waiting.push_back(cell);
-                }
-            }
-        }
-        self.send(&mut draft);
-        go_on
-    }
-
-    /// A cell for one position and table, with its groups wanted.
-    fn open_token_cell(
-        &self,
-        slot: u32,
-        table: usize,
-        window: &engram_keygen::Window,
-        draft: &mut PlanDraft,
-    ) -> CellRef {
-        let orders = if window.dead() { 0 } else { self.geometry.orders };
-        let group_bytes = self.geometry.heads * self.geometry.row_bytes[table];
-        let (cell, generation) = self.open_cell(slot, table, orders, group_bytes);
-        self.counters.rows.add((orders * self.geometry.heads) as u64);
-        let mixes = self.keygen.mixes(table, window);
-        for (order, &mix) in mixes[..orders].iter().enumerate() {
-            self.want_group(cell, (table, order, mix), draft);
-        }
-        CellRef { cell, generation }
+impl<I: ExactSizeIterator<Item = Message>> Messages<I> {
+    fn new(change: Change, rest: I) -> Self {
+        let commit = (change.commit > 0).then_some(Message::Commit(change.commit));
+        Self { commit, cut: change.cut.map(Message::Cut), rest }
     }
 }
 
-fn admit(slot: &Slot, actor: &mut KeygenActor) {
-    let Some(admission) = slot.admission.take() else { return };
-    actor.phase = Phase::Serving;
-    actor.history = admission.history;
-    actor.class = admission.class;
-    actor.planned = admission.start_pos;
-    actor.bound_start = admission.start_pos;
-    actor.bound_end = admission.start_pos;
+impl<I: ExactSizeIterator<Item = Message>> Iterator for Messages<I> {
+    type Item = Message;
+
+    fn next(&mut self) -> Option<Message> {
+        self.commit.take().or_else(|| self.cut.take()).or_else(|| self.rest.next())
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let n = usize::from(self.commit.is_some()) + usize::from(self.cut.is_some()) + self.rest.len();
+        (n, Some(n))
+    }
 }
+
+impl<I: ExactSizeIterator<Item = Message>> ExactSizeIterator for Messages<I> {}

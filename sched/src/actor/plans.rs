@@ -102,7 +102,7 @@ impl IoActor {
             let group = core.plans.group(plan, bit);
             let (table, rows) = core.group_rows(group);
             let rank = Rank::new(urgency.class(), urgency.deadline_ns(), table as u16);
-            for (head, row) in rows.enumerate() {
+            for (head, row) in rows {
                 let mut row_offset = 0;
                 for part in 0..core.tables[table].parts().len() {
                     let Extent { file, offset, len } = core.tables[table].extent(part, row);

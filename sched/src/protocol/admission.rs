@@ -44,6 +44,11 @@ impl<T> Admission<T> {
         generation
     }
 
+    /// Leaves what a life goes on with after a pause. For its one producer; it tells the actor then.
+    pub fn leave(&self, value: T) {
+        *self.lock() = Some(value);
+    }
+
     /// What admits the life that has begun, once. For the runner of a vacant slot; it looks at the tenure afterwards.
     pub fn take(&self) -> Option<T> {
         self.lock().take() // R1

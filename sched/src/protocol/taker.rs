@@ -1,8 +1,8 @@
 //! Taker: which layer of a range is due, who waits for it, and who still holds rows of it.
 //!
-//! One word of a request slot: `CLAIMED | BOUND | next layer << 15 | guards`. One await at a time has the claim; taking a layer turns
+//! One word of a request slot: `CLAIMED | BOUND | VOID | next layer << 15 | guards`. One await at a time has the claim; taking a layer turns
 //! the claim into a guard. A range is asked for once (BOUND), survives awaits that are dropped, and gives way to the next range when
-//! all its layers have been taken and all guards dropped: until then its bytes may be looked at.
+//! all its layers have been taken, or it was cut (VOID), and all guards dropped: until then its bytes may be looked at.
 //!
 //! # Memory ordering
 //! Every step is a read-modify-write with AcqRel of the one word: a guard's last look at the bytes (released by `drop_guard`) happens
@@ -13,8 +13,10 @@ use crate::sync::{AtomicU32, Ordering};
 
 const CLAIMED: u32 = 1 << 31;
 const BOUND: u32 = 1 << 30;
+const VOID: u32 = 1 << 29;
 const NEXT_SHIFT: u32 = 15;
-const FIELD: u32 = (1 << 15) - 1;
+const NEXT: u32 = (1 << 14) - 1;
+const GUARDS: u32 = (1 << 15) - 1;
 
 /// What a claim found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +55,8 @@ impl Taker {
     pub fn claim(&self, layers: u32, expected: Option<u32>) -> Result<Claimed, ClaimRefused> {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            let (next, guards) = (word >> NEXT_SHIFT & FIELD, word & FIELD);
-            let over = next == layers;
+            let (next, guards) = (word >> NEXT_SHIFT & NEXT, word & GUARDS);
+            let over = next == layers || word & VOID != 0;
             if word & CLAIMED != 0 || (over && guards > 0 && !seeded::is(Bug::TakerIgnoresGuards)) {
                 return Err(ClaimRefused::Busy);
             }
@@ -83,11 +85,10 @@ impl Taker {
         self.word.fetch_and(!CLAIMED, Ordering::AcqRel);
     }
 
-    /// The range was cut or dropped (rollback, preemption): unless somebody waits for a layer of it, the next claim asks for a new one.
-    /// For the slot's runner.
-    pub fn restart(&self, layers: u32) {
-        let over = |w: u32| (w & (CLAIMED | BOUND) == BOUND).then_some(BOUND | layers << NEXT_SHIFT | w & FIELD);
-        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, over);
+    /// The range was cut or dropped (rollback, preemption): the next claim asks for a new one. For the slot's runner.
+    pub fn restart(&self) {
+        let void = |w: u32| (w & BOUND != 0).then_some(w | VOID);
+        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, void);
     }
 
     /// A guard is dropped.
