@@ -40,6 +40,7 @@ fn a_scenario_in_a_child() {
         "memlock-8m" => under_memlock(&folder, 8 << 20),
         "reopen" => reopened_many_times(&folder),
         "signals" => under_a_storm_of_signals(),
+        "descriptors" => descriptors_of_a_scheduler(),
         other => panic!("no scenario {other}"),
     }
     println!("PLAYED {scenario}");
@@ -317,6 +318,36 @@ fn under_a_storm_of_signals() {
                 stats.retries
             );
         }
+    }
+}
+
+// ---- processes ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn no_descriptor_survives_an_exec() {
+    in_child("descriptors", |_| ());
+}
+
+fn descriptors_of_a_scheduler() {
+    let open = || -> Vec<i32> {
+        let names = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().file_name());
+        let all: Vec<i32> = names.map(|name| name.to_str().unwrap().parse().unwrap()).collect();
+        // SAFETY: touches no memory. The listing's own descriptor is closed by now, and its number free.
+        all.into_iter().filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0).collect()
+    };
+    for backend in choices() {
+        let before = open();
+        let world = World::new(Kind::V41, backend);
+        assert!(world.storm(1, 20) > 0);
+        let mut of_ours = 0;
+        for fd in open().into_iter().filter(|fd| !before.contains(fd)) {
+            // SAFETY: touches no memory.
+            let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+            assert!(flags & libc::FD_CLOEXEC != 0, "{fd} -> {:?}", std::fs::read_link(format!("/proc/self/fd/{fd}")));
+            of_ours += 1;
+        }
+        assert!(of_ours >= 12, "{of_ours} descriptors: at least the files of the tables");
+        world.end();
     }
 }
 
