@@ -37,50 +37,60 @@ fn a_scenario_in_a_child() {
 
 // ---- free lists --------------------------------------------------------------------------------------------------------------------
 
+/// A free list whose elements carry the stamp of their owner.
+struct Stamped {
+    stack: IndexStack,
+    owners: Vec<AtomicU32>,
+}
+
+impl Stamped {
+    fn take(&self, thread: u32) -> Option<u32> {
+        let index = self.stack.pop()?;
+        let owner = self.owners[index as usize].swap(thread, Ordering::Relaxed);
+        assert_eq!(owner, 0, "index {index} has two owners");
+        Some(index)
+    }
+
+    fn give(&self, thread: u32, index: u32) {
+        let owner = self.owners[index as usize].swap(0, Ordering::Relaxed);
+        assert_eq!(owner, thread, "the stamp on index {index} is its owner's");
+        self.stack.push(index);
+    }
+}
+
 #[test]
 fn an_index_never_has_two_owners() {
     let _guard = HangGuard::new("free lists", 240);
     // More for a long night: ENGRAM_STACK_OPS=100000000.
-    let ops = std::env::var("ENGRAM_STACK_OPS").ok().and_then(|n| n.parse().ok()).unwrap_or(4_000_000_u64);
+    let ops = std::env::var("ENGRAM_STACK_OPS").ok().and_then(|n| n.parse().ok()).unwrap_or(24_000_000_u64);
     // Short lists, where an index comes back at once: what a stale `next` needs to do harm.
     for count in [2, 3, 16] {
-        let stack = IndexStack::full(count);
-        let owners: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let owners = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let list = Stamped { stack: IndexStack::full(count), owners };
         let taken = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for thread in 1..=16_u32 {
-                let (stack, owners, taken) = (&stack, &owners, &taken);
+                let (list, taken) = (&list, &taken);
                 scope.spawn(move || {
-                    let mut lcg = Lcg(u64::from(thread));
-                    let mut held: Vec<u32> = Vec::new();
                     let mut mine = 0;
-                    for _ in 0..ops / 3 / 16 {
-                        if held.len() < 2
-                            && let Some(index) = stack.pop()
-                        {
-                            assert_eq!(owners[index as usize].swap(thread, Ordering::Relaxed), 0, "two owners");
-                            held.push(index);
+                    // A take and a give are two operations.
+                    while mine < ops / 3 / 16 / 2 {
+                        // Takes two and gives the first back before the second: whoever has read the first as the head and the second
+                        // as what follows would now find the head that it knows, and take what is owned.
+                        let pair = (list.take(thread), list.take(thread));
+                        for index in [pair.0, pair.1].into_iter().flatten() {
+                            list.give(thread, index);
                             mine += 1;
                         }
-                        if !held.is_empty() && lcg.below(4) > 0 {
-                            let index = held.swap_remove(lcg.below(held.len() as u64) as usize);
-                            assert_eq!(
-                                owners[index as usize].swap(0, Ordering::Relaxed),
-                                thread,
-                                "the stamp of its owner"
-                            );
-                            stack.push(index);
+                        if pair.0.is_none() {
+                            std::thread::yield_now();
                         }
-                    }
-                    for index in held {
-                        assert_eq!(owners[index as usize].swap(0, Ordering::Relaxed), thread, "the stamp of its owner");
-                        stack.push(index);
                     }
                     taken.fetch_add(mine, Ordering::Relaxed);
                 });
             }
         });
-        let mut left: Vec<u32> = std::iter::from_fn(|| stack.pop()).collect();
+        let mut left: Vec<u32> = std::iter::from_fn(|| list.stack.pop()).take(100).collect();
         left.sort_unstable();
         assert_eq!(left, (0..count).collect::<Vec<_>>(), "none lost, none twice");
         println!("{count} indices, 16 threads: taken {} times", taken.into_inner());
