@@ -147,6 +147,55 @@ fn a_cold_direct_run_proves_itself() {
     }
 }
 
+/// A ramfs, which has no direct reads; unmounted with it.
+struct Ramfs(tempfile::TempDir);
+
+impl Ramfs {
+    fn mount() -> Option<Self> {
+        let at = tempfile::tempdir().unwrap();
+        match std::process::Command::new("mount").args(["-t", "ramfs", "none"]).arg(at.path()).output() {
+            Ok(output) if output.status.success() => Some(Self(at)),
+            other => {
+                println!("SKIP: cannot mount ramfs: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Ramfs {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn direct_reads_that_are_refused_are_an_error_or_said() {
+    let Some(ramfs) = Ramfs::mount() else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let cache = cache.path();
+    // Written elsewhere: a ramfs says that it has no free space, and a table is refused where there is none.
+    let table = cache.join("table");
+    let table = table.to_str().unwrap();
+    done(cache, &["-q", "synth", "--model", "qwen-ple", "--bytes", "4M", "--out", table]);
+    let copied = std::process::Command::new("cp").args(["-r", table]).arg(ramfs.0.path()).status().unwrap();
+    assert!(copied.success());
+    let table = ramfs.0.path().join("table");
+    let args = ["--json", "-q", "bench", table.to_str().unwrap(), "--duration", "100ms", "--rounds", "1"];
+    let step = ["--step-time", "2ms", "--host-time", "0", "--issue", "at-token", "--cache", "warm"];
+    let with = |direct: &[&str]| run(cache, &[&args[..], &step, direct].concat());
+    let required = with(&["--direct", "require"]);
+    assert_eq!((required.status, required.stdout.as_str()), (Some(1), ""), "{required:?}");
+    assert!(required.stderr.contains("O_DIRECT"), "{required:?}");
+    let auto = with(&["--direct", "auto"]);
+    assert_eq!(auto.status, Some(0), "{auto:?}");
+    let report: Value = serde_json::from_str(&auto.stdout).unwrap();
+    let reads = &report["arms"][0]["reads"];
+    assert_eq!(reads["direct"], false, "{reads}");
+    let notes = reads["notes"].as_array().unwrap();
+    assert!(notes.iter().any(|note| note.as_str().unwrap().contains("ramfs")), "{reads}");
+}
+
 #[test]
 fn clean_removes_nothing_that_the_benchmark_did_not_make() {
     let dir = tempfile::tempdir().unwrap();
