@@ -282,7 +282,7 @@ fn a_grid_and_a_curve_have_their_cells() {
     };
     let grid = report(&["--grid", "--duration", "200ms", "--issue", "at-token"]);
     let cells = grid["grid"].as_array().unwrap();
-    assert_eq!((cells.len(), grid["arms"].is_null()), (12, true));
+    assert_eq!((cells.len(), grid["arms"].is_null(), grid["config"]["requests"].is_null()), (12, true, true));
     assert_eq!((&cells[7]["step_time_us"], &cells[7]["requests"]), (&25_000.into(), &128.into()));
     let curve = report(&["--curve", "--duration", "30ms"]);
     let points = curve["curve"].as_array().unwrap();
@@ -377,10 +377,14 @@ fn ctrl_c_ends_a_run() {
         cache.path(),
         &["-q", "bench", "--bytes", "1MiB", "--duration", "100ms", "--rounds", "1", "--issue", "memory"],
     );
-    let child =
-        cli::command(cache.path(), &["--json", "bench", "--bytes", "1MiB", "--duration", "60s"]).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    assert!(std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let ran = cli::said(child.wait_with_output().unwrap());
-    assert_eq!((ran.status, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
+    // Also while nobody comes.
+    for idle in [&[][..], &["--arrivals", "poisson", "--rate", "0.0001"]] {
+        let args = ["--json", "bench", "--bytes", "1MiB", "--duration", "60s"];
+        let child = cli::command(cache.path(), &[&args[..], idle].concat()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let ended = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(ended.success());
+        let ran = cli::said(child.wait_with_output().unwrap());
+        assert_eq!((ran.status, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
+    }
 }

@@ -104,7 +104,8 @@ pub(crate) fn run(args: &BenchArgs, out: &Output) -> Result<(), Failure> {
         }
     };
     machine::exact_timers();
-    let prompts = u64::from(shape.requests) * u64::from(workload.prompt_max());
+    let requests = shapes.iter().map(|shape| shape.requests).max().unwrap_or(0);
+    let prompts = u64::from(requests) * u64::from(workload.prompt_max());
     if measure.batch_tokens.is_none() && workload.is_closed() && prompts > PROMPTS_NOTED {
         out.note(format!(
             "note: each run begins with the prompts of all requests, up to {} tokens, before its clock starts; that may take longer than \

@@ -79,6 +79,13 @@ impl Report<'_> {
         let (engine, traffic, measure) = (&self.args.engine, &self.args.traffic, &self.args.measure);
         let first = self.arms().iter().find(|arm| arm.backend.is_some());
         let own = self.workload.trace_requests().is_none();
+        // What differs from cell to cell is told there.
+        let shape = Some(self.shape);
+        let (one, grid, curve) = match self.findings {
+            Findings::One(_) => (shape, None, None),
+            Findings::Grid(_) => (None, shape, None),
+            Findings::Curve(_) => (None, None, shape),
+        };
         let trace = self
             .workload
             .trace_requests()
@@ -89,12 +96,13 @@ impl Report<'_> {
                 "table_rows": self.model.tables().iter().map(|table| table.rows()).collect::<Vec<_>>(),
                 "row_bytes": self.model.tables().iter().map(|table| table.row_bytes()).collect::<Vec<_>>(),
                 "rows_per_token": self.rows_per_token(),
-                "requests": self.shape.requests, "prompt": own.then_some(traffic.prompt), "output": own.then_some(traffic.output),
+                "requests": one.or(curve).map(|shape| shape.requests), "prompt": own.then_some(traffic.prompt), "output": own.then_some(traffic.output),
                 "arrivals": name(self.workload.arrivals()), "rate": self.workload.rate().map(rounded), "trace": trace,
                 "abort_rate": traffic.abort_rate, "prefix_cache": name(engine.prefix_cache),
                 "chunk": self.shape.chunk, "step_tokens": self.shape.step_tokens, "wait_limit_us": measure.wait_limit_us,
                 "batch_tokens": measure.batch_tokens,
-                "step_time_us": self.shape.step.as_micros() as u64, "host_time_us": self.shape.host.as_micros() as u64,
+                "step_time_us": one.map(|shape| shape.step.as_micros() as u64),
+                "host_time_us": one.or(grid).map(|shape| shape.host.as_micros() as u64),
                 "num_layers": self.shape.num_layers, "layers": self.shape.layers,
                 "compute": name(engine.compute), "cache": name(measure.cache), "tokens": self.stream, "seed": traffic.seed,
                 "duration_s": measure.duration().as_secs_f64(), "rounds": measure.rounds, "verify": measure.verify,
