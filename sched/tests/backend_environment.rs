@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 
 mod backend_support;
+mod environment_support;
 
 use backend_support::{Driver, Random, write_files};
 use engram_sched_core::StartError;
@@ -14,17 +15,12 @@ use engram_sched_core::io::{
 };
 use engram_sched_core::sync::{Arc, AtomicBool, AtomicU64, Ordering, thread};
 use engram_store::{DataFile, FileId};
-use std::ffi::CString;
+use environment_support::{disk_of_4096, drop_privileges, install_filter, is_root, open_descriptors, ramfs, threads};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const LENS: [u64; 2] = [1_000_003, 4096 * 37 + 904];
-/// Names the scenario that a child plays, and the folder with its files.
-const SCENARIO: &str = "ENGRAM_BACKEND_SCENARIO";
-const FOLDER: &str = "ENGRAM_BACKEND_FOLDER";
 
 fn prepare(choice: BackendChoice, slots: u32, files: &[DataFile]) -> Result<BackendFactory, StartError> {
     let options = BackendOptions { choice, slots, slot_bytes: 4096, ..BackendOptions::default() };
@@ -45,39 +41,15 @@ fn uring_here() -> bool {
     }
 }
 
-fn is_root() -> bool {
-    // SAFETY: touches no memory.
-    unsafe { libc::geteuid() == 0 }
-}
-
-/// Plays a scenario in a child process; its output is shown, and its failure is the test's.
+/// Plays a scenario in a child, on files of the lengths above.
 fn in_child(scenario: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    write_files(dir.path(), &LENS);
-    // A child that drops its privileges must still reach the files.
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_scenario_in_a_child", "--nocapture", "--test-threads=1"])
-        .env(SCENARIO, scenario)
-        .env(FOLDER, dir.path())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    println!("{text}");
-    assert!(
-        output.status.success() && (text.contains("PLAYED") || text.contains("SKIP:")),
-        "{scenario}: {}\n{text}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    environment_support::in_child(scenario, |dir| drop(write_files(dir, &LENS)));
 }
 
 /// Not a test of its own: the other side of [`in_child`].
 #[test]
 fn a_scenario_in_a_child() {
-    let (Ok(scenario), Some(folder)) = (std::env::var(SCENARIO), std::env::var_os(FOLDER)) else { return };
-    let folder = PathBuf::from(folder);
+    let Some((scenario, folder)) = environment_support::scenario() else { return };
     let files: Vec<DataFile> = LENS
         .iter()
         .enumerate()
@@ -105,25 +77,6 @@ fn a_seccomp_filter_over_io_uring() {
     for scenario in ["seccomp-eperm", "seccomp-enosys", "seccomp-enter", "seccomp-register"] {
         in_child(scenario);
     }
-}
-
-/// Makes the kernel refuse these system calls to this thread and its children.
-fn install_filter(calls: std::ops::RangeInclusive<u32>, errno: i32) -> io::Result<()> {
-    let stmt = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let mut program = [
-        stmt(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0), // The number of the call.
-        libc::sock_filter { jt: 0, jf: 2, ..stmt(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, *calls.start()) },
-        libc::sock_filter { jt: 1, jf: 0, ..stmt(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, *calls.end()) },
-        stmt(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
-        stmt(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
-    ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: plain values, and one structure that outlives the call.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn under_seccomp(files: &[DataFile], calls: std::ops::RangeInclusive<u32>, errno: i32) {
@@ -158,19 +111,12 @@ fn an_unprivileged_user_with_little_locked_memory() {
 }
 
 /// Becomes nobody with 64 KiB of locked memory.
-fn drop_privileges() {
-    let limit = libc::rlimit { rlim_cur: 64 << 10, rlim_max: 64 << 10 };
-    // SAFETY: plain values, and one structure that outlives the call.
-    let done = unsafe {
-        libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) == 0
-            && libc::setgid(65534) == 0
-            && libc::setuid(65534) == 0
-    };
-    assert!(done, "{}", io::Error::last_os_error());
+fn become_nobody() {
+    drop_privileges(65534, 64 << 10);
 }
 
 fn under_memlock(files: &[DataFile]) {
-    drop_privileges();
+    become_nobody();
     // Large rings: the kernel has memory for a smaller one at best, and none for the arena.
     let mut all: Vec<_> = (0..4).map(|_| build(BackendChoice::Auto, 4096, files)).collect();
     for backend in &mut all {
@@ -182,9 +128,7 @@ fn under_memlock(files: &[DataFile]) {
 }
 
 fn reopened_many_times(files: &[DataFile]) {
-    drop_privileges();
-    let open_descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    become_nobody();
     let before = (open_descriptors(), threads());
     for round in 0..200 {
         let mut backend = build(BackendChoice::Auto, 32, files);
@@ -306,41 +250,10 @@ fn on_a_slow_device(files: &[DataFile]) {
     }
 }
 
-/// A mount that goes away with it.
-struct Mounted {
-    at: tempfile::TempDir,
-    loop_device: Option<String>,
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let at = CString::new(self.at.path().as_os_str().as_bytes()).unwrap();
-        // SAFETY: a path that outlives the call.
-        unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
-        if let Some(device) = &self.loop_device {
-            let _ = Command::new("losetup").args(["--detach", device]).status();
-        }
-    }
-}
-
-fn mount(source: &str, kind: &str, loop_device: Option<String>) -> io::Result<Mounted> {
-    let mounted = Mounted { at: tempfile::tempdir()?, loop_device };
-    let [source, kind] = [source, kind].map(|s| CString::new(s).unwrap());
-    let at = CString::new(mounted.at.path().as_os_str().as_bytes()).unwrap();
-    // SAFETY: three strings that outlive the call.
-    if unsafe { libc::mount(source.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(mounted)
-}
-
 #[test]
 fn a_file_system_without_direct_reads() {
-    let mounted = match mount("none", "ramfs", None) {
-        Ok(mounted) => mounted,
-        Err(e) => return println!("SKIP: cannot mount ramfs: {e}"),
-    };
-    let files = write_files(mounted.at.path(), &LENS);
+    let Some(mounted) = ramfs() else { return };
+    let files = write_files(mounted.path(), &LENS);
     for choice in [BackendChoice::Auto, BackendChoice::Pread] {
         let factory = prepare(choice, 16, &files).unwrap();
         let notes: Vec<_> = factory.notes().iter().filter(|note| note.contains("ramfs")).cloned().collect();
@@ -357,26 +270,9 @@ fn a_file_system_without_direct_reads() {
 
 #[test]
 fn a_disk_with_sectors_of_4096_bytes() {
-    if !is_root() {
-        return println!("SKIP: a loop device needs root");
-    }
     let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("disk.img");
-    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
-    let made = Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&image).output();
-    let device = match made {
-        Ok(output) if output.status.success() => String::from_utf8(output.stdout).unwrap().trim().to_owned(),
-        other => return println!("SKIP: no loop device: {other:?}"),
-    };
-    let formatted = Command::new("mkfs.ext4").args(["-q", "-F", &device]).output();
-    let mounted = match (formatted, mount(&device, "ext4", Some(device.clone()))) {
-        (Ok(_), Ok(mounted)) => mounted,
-        (formatted, mounted) => {
-            let _ = Command::new("losetup").args(["--detach", &device]).status();
-            return println!("SKIP: no ext4 on {device}: {formatted:?}, {:?}", mounted.err());
-        }
-    };
-    let files = write_files(mounted.at.path(), &LENS);
+    let Some(mounted) = disk_of_4096(dir.path()) else { return };
+    let files = write_files(mounted.path(), &LENS);
     let set = FileSet::open(&files, DirectMode::Require).unwrap();
     assert_eq!(set.alignment(FileId(0)), 4096, "512 would be refused by every read");
     drop(set);

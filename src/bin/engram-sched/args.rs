@@ -32,7 +32,7 @@ pub(crate) enum Command {
     /// Read rows through the scheduler and by plain pread, and compare.
     Verify(VerifyArgs),
     /// Measure what reading ahead hides: an emulated engine on a real table.
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
 }
 
 /// Which model, where the table does not say.
@@ -247,8 +247,32 @@ pub(crate) enum CacheArg {
     Warm,
 }
 
+/// When requests arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ArrivalsArg {
+    /// Always as many requests as run side by side: one that ends is replaced, and its successor waits one step for its turn.
+    Closed,
+    /// At random, independently of each other (--rate).
+    Poisson,
+    /// In bursts (--rate, --cv).
+    Gamma,
+    /// At the times of a trace (--trace; --rate stretches them).
+    Trace,
+}
+
+/// On or off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum SwitchArg {
+    On,
+    Off,
+}
+
 /// Reads that a scheduler has buffers for at most.
 const IN_FLIGHT_MAX: i64 = 4096;
+
+/// Time of each arm, where the command line names none: of one comparison, and of each cell of a grid or point of a curve.
+const DURATION_DEFAULT: Duration = Duration::from_secs(7);
+const DURATION_CELL_DEFAULT: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct BenchArgs {
@@ -268,15 +292,32 @@ pub(crate) struct BenchArgs {
     /// Remove the benchmark's own table and stop.
     #[arg(long, conflicts_with = "table")]
     pub(crate) clean: bool,
-    /// Requests that decode side by side.
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+/// The emulated engine.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Requests that run side by side (with open arrivals: at most; as many again wait with their prompts handed over).
     #[arg(long, visible_alias = "batch", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) requests: u32,
-    /// Tokens of each prompt.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) prompt: u32,
-    /// Tokens each request generates.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) output: u32,
+    /// Most tokens of one prompt in a step; longer prompts take several steps, beside the requests that decode.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) chunk: u32,
+    /// Most tokens of a step: first those that decode, then whole chunks of prompts in order of arrival [default: 2048, or what
+    /// all requests and a chunk need].
+    #[arg(long, value_name = "N")]
+    pub(crate) step_tokens: Option<u32>,
+    /// Whether prompts skip the whole 512-token blocks that an earlier prompt with the same beginning has computed (a cache that
+    /// forgets nothing).
+    #[arg(long, value_enum, default_value = "off")]
+    pub(crate) prefix_cache: SwitchArg,
     /// Time of one forward pass, such as 25ms; 0: no computation.
     #[arg(long, value_name = "TIME", default_value = "25ms", value_parser = parse_time)]
     pub(crate) step_time: Duration,
@@ -289,9 +330,63 @@ pub(crate) struct BenchArgs {
     /// What the engine does while it computes.
     #[arg(long, value_enum, default_value = "asleep")]
     pub(crate) compute: ComputeArg,
+}
+
+/// What the engine's users do.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Traffic")]
+pub(crate) struct TrafficArgs {
+    /// When requests arrive [default: trace with --trace, else closed].
+    #[arg(long, value_enum)]
+    pub(crate) arrivals: Option<ArrivalsArg>,
+    /// Requests a second, on average (poisson, gamma; a trace is stretched to it) [default for a trace: its own].
+    #[arg(long, value_name = "R")]
+    pub(crate) rate: Option<f64>,
+    /// Coefficient of variation of the times between arrivals (gamma): 1 is poisson, more is burstier [default: 2].
+    #[arg(long, value_name = "X")]
+    pub(crate) cv: Option<f64>,
+    /// Lengths, times and shared beginnings of a trace (.gz accepted). azure: TIMESTAMP,ContextTokens,GeneratedTokens; mooncake:
+    /// JSON lines with timestamp, input_length, output_length, hash_ids. Its tokens are taken from --tokens.
+    #[arg(long, num_args = 2, value_names = ["azure|mooncake", "FILE"], conflicts_with_all = ["prompt", "output"])]
+    pub(crate) trace: Vec<String>,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) prompt: u32,
+    /// Tokens each request generates.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) output: u32,
+    /// Share of the requests whose user goes away before they are complete, 0 to 1, each at a random token of its life.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) abort_rate: f64,
+    /// Token stream: docs (real text in the vocabularies of Qwen and DeepSeek), zipf, uniform (the worst case), or a file of
+    /// little-endian u32 (.gz accepted) [default: docs where it fits the model's vocabulary, else zipf].
+    #[arg(long, value_name = "STREAM")]
+    pub(crate) tokens: Option<String>,
+    /// Seed of the stream's start, of generated tokens, and of whatever else is random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// What is compared, and for how long.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Measurement")]
+pub(crate) struct MeasureArgs {
     /// Arms to run, interleaved [default: all four, and a memory map].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) issue: Vec<IssueArg>,
+    /// Every combination of steps of 10, 25 and 50 ms with 1, 8, 32 and 128 requests.
+    #[arg(long, conflicts_with_all = ["requests", "step_time", "curve", "batch_tokens"])]
+    pub(crate) grid: bool,
+    /// The exposed wait over the time that the device takes for a step, at leads of 0.25 to 4 times that time.
+    #[arg(long, conflicts_with_all = ["step_time", "host_time", "num_layers", "issue", "batch_tokens"])]
+    pub(crate) curve: bool,
+    /// Throughput instead of decoding: chunks of N tokens, the next chunk fed before the last one is awaited.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536),
+          conflicts_with_all = ["arrivals", "trace", "prefix_cache", "abort_rate", "chunk", "step_tokens"])]
+    pub(crate) batch_tokens: Option<u32>,
+    /// Wait of a step, all its layers together, that is still good.
+    #[arg(long, value_name = "US", default_value_t = 500)]
+    pub(crate) wait_limit_us: u32,
     /// I/O path of the arms.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: BackendArg,
@@ -301,28 +396,26 @@ pub(crate) struct BenchArgs {
     /// State of the page cache when a run begins.
     #[arg(long, value_enum, default_value = "cold")]
     pub(crate) cache: CacheArg,
-    /// Token stream: docs (real text in the vocabularies of Qwen and DeepSeek), zipf, uniform (the worst case), or a file of
-    /// little-endian u32 (.gz accepted) [default: docs where it fits the model's vocabulary, else zipf].
-    #[arg(long, value_name = "STREAM")]
-    pub(crate) tokens: Option<String>,
-    /// Seed of the stream's start and of generated tokens.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Time of each arm, all rounds together; at least 1 ms a round.
-    #[arg(long, value_name = "TIME", default_value = "7s", value_parser = parse_time)]
-    pub(crate) duration: Duration,
+    /// Time of each arm, all rounds together; at least 1 ms a round [default: 7s; in a grid or curve 2s a cell].
+    #[arg(long = "duration", value_name = "TIME", value_parser = parse_time)]
+    duration_given: Option<Duration>,
     /// Rounds: each runs every arm once, in turn forwards and backwards.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
     /// Compare every delivered row with what its row id says.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Throughput instead of decoding: chunks of N tokens, the next chunk fed before the last one is awaited.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) batch_tokens: Option<u32>,
     /// Reads in flight per device [default: 32 while requests decode, 64 in bulk].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=IN_FLIGHT_MAX))]
     pub(crate) in_flight: Option<u32>,
+}
+
+impl MeasureArgs {
+    /// Time of each arm, all rounds together.
+    pub(crate) fn duration(&self) -> Duration {
+        let default = if self.grid || self.curve { DURATION_CELL_DEFAULT } else { DURATION_DEFAULT };
+        self.duration_given.unwrap_or(default)
+    }
 }
 
 /// `2GiB`, `64M`, `4096`: binary units.

@@ -24,20 +24,26 @@ pub(crate) fn shown(path: &Path) -> String {
 
 /// Reads little-endian u32 from a file, gzip or not, or from standard input (`-`).
 pub(crate) fn read(path: &Path) -> Result<Vec<Token>, Failure> {
-    let failed = |error: std::io::Error| Failure::failed(format!("cannot read tokens from {}: {error}", shown(path)));
+    let bytes = read_bytes(path)
+        .map_err(|error| Failure::failed(format!("cannot read tokens from {}: {error}", shown(path))))?;
+    decode(&bytes).map_err(|what| Failure::failed(format!("{}: {what}", shown(path))))
+}
+
+/// The bytes of a file, unpacked if it is gzip, or of standard input (`-`).
+pub(crate) fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if path.as_os_str() == "-" {
-        interrupt::while_waiting(|| std::io::stdin().lock().read_to_end(&mut bytes)).map_err(failed)?;
+        interrupt::while_waiting(|| std::io::stdin().lock().read_to_end(&mut bytes))?;
     } else {
         // A pipe may keep its reader waiting, too.
-        bytes = interrupt::while_waiting(|| std::fs::read(path)).map_err(failed)?;
+        bytes = interrupt::while_waiting(|| std::fs::read(path))?;
     }
     if bytes.starts_with(&[0x1f, 0x8b]) {
         let mut plain = Vec::new();
-        MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain).map_err(failed)?;
+        MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain)?;
         bytes = plain;
     }
-    decode(&bytes).map_err(|what| Failure::failed(format!("{}: {what}", shown(path))))
+    Ok(bytes)
 }
 
 fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
@@ -115,7 +121,8 @@ impl Random {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 
-    fn unit(&mut self) -> f64 {
+    /// In `[0, 1)`, evenly.
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -1,7 +1,6 @@
 //! An arm: one way to get rows, measured in several runs, and what its runs gave together.
 
-use super::engine::RunFigures;
-use super::stats::Waits;
+use super::figures::RunFigures;
 use crate::args::IssueArg;
 use engram_sched::{BackendChoice, Stats};
 use std::collections::BTreeSet;
@@ -18,16 +17,8 @@ pub(crate) struct Arm {
 }
 
 /// The runs of an arm together.
-#[derive(Default)]
 pub(crate) struct Sum {
-    pub(crate) wall: Duration,
-    pub(crate) tokens: u64,
-    pub(crate) tokens_delivered: u64,
-    pub(crate) waits: Vec<Waits>,
-    pub(crate) stalled: Duration,
-    pub(crate) hidden: u64,
-    pub(crate) awaited: u64,
-    pub(crate) issuing: Duration,
+    pub(crate) figures: RunFigures,
     pub(crate) cpu: Duration,
     pub(crate) rows_requested: u64,
     pub(crate) rows_unique: u64,
@@ -79,33 +70,44 @@ pub(crate) struct Validity {
 }
 
 impl Arm {
-    pub(crate) fn new(issue: IssueArg, backend: Option<BackendChoice>, name: impl Into<String>) -> Self {
-        Self { issue, backend, name: name.into(), sum: Sum::default() }
+    /// An arm of a model with `tables` tables, before its first run.
+    pub(crate) fn new(issue: IssueArg, backend: Option<BackendChoice>, name: String, tables: usize) -> Self {
+        Self { issue, backend, name, sum: Sum::new(tables) }
+    }
+
+    /// The same arm, before its first run.
+    pub(crate) fn afresh(&self) -> Self {
+        Self::new(self.issue, self.backend, self.name.clone(), self.sum.figures.waits.len())
     }
 }
 
 impl Sum {
+    fn new(tables: usize) -> Self {
+        Self {
+            figures: RunFigures::new(tables),
+            cpu: Duration::ZERO,
+            rows_requested: 0,
+            rows_unique: 0,
+            rows_checked: 0,
+            rows_checked_warm_up: 0,
+            mismatches: 0,
+            first_mismatch: None,
+            reads: Reads::default(),
+            validity: Validity::default(),
+            tokens_per_s: Vec::new(),
+            reads_per_s: Vec::new(),
+            exposed_us: Vec::new(),
+        }
+    }
+
     /// Adds a run; `cpu` is the process's CPU time without the emulation's own, `io` the counters when the clock started, when it
     /// stopped, and after the scheduler was shut down.
-    pub(crate) fn add(&mut self, run: RunFigures, cpu: Duration, io: Option<(&Stats, &Stats, &Stats)>) {
+    pub(crate) fn add(&mut self, run: &RunFigures, cpu: Duration, io: Option<(&Stats, &Stats, &Stats)>) {
         let seconds = run.wall.as_secs_f64().max(1e-9);
-        self.wall += run.wall;
-        self.tokens += run.tokens;
-        self.tokens_delivered += run.tokens_delivered;
-        self.stalled += run.stalled;
-        self.hidden += run.hidden;
-        self.awaited += run.awaited;
-        self.issuing += run.issuing;
         self.cpu += cpu;
         self.tokens_per_s.push(run.tokens as f64 / seconds);
-        self.exposed_us.push(run.waits.iter().map(|waits| waits.percentiles().mean).sum());
-        if self.waits.is_empty() {
-            self.waits = run.waits;
-        } else {
-            for (sum, waits) in self.waits.iter_mut().zip(&run.waits) {
-                sum.add(waits);
-            }
-        }
+        self.exposed_us.push(run.exposed_us_per_token());
+        self.figures.add(run);
         if let Some((before, after, last)) = io {
             let reads = after.reads - before.reads;
             self.reads_per_s.push(reads as f64 / seconds);
@@ -113,19 +115,24 @@ impl Sum {
         }
     }
 
-    /// Exposed wait per token, all layers together, microseconds.
-    pub(crate) fn exposed_us_per_token(&self) -> f64 {
-        self.waits.iter().map(|waits| waits.percentiles().mean).sum()
+    /// Time of all runs, seconds; never zero.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.figures.wall.as_secs_f64().max(1e-9)
+    }
+
+    /// Share of the steps that kept the engine waiting no longer than the limit.
+    pub(crate) fn good_share(&self) -> f64 {
+        self.figures.steps.good as f64 / self.figures.steps.all.max(1) as f64
     }
 
     /// Rows delivered per second.
     pub(crate) fn rows_per_s(&self, rows_per_token: u64) -> f64 {
-        self.rows_delivered(rows_per_token) as f64 / self.wall.as_secs_f64().max(1e-9)
+        self.rows_delivered(rows_per_token) as f64 / self.seconds()
     }
 
     /// Rows delivered.
     pub(crate) fn rows_delivered(&self, rows_per_token: u64) -> u64 {
-        self.tokens_delivered * rows_per_token
+        self.figures.tokens_delivered * rows_per_token
     }
 
     /// CPU per delivered row, microseconds.
@@ -135,7 +142,7 @@ impl Sum {
 
     /// Share of the (token, layer) pairs whose rows were there when the layer was reached.
     pub(crate) fn hidden_share(&self) -> f64 {
-        self.hidden as f64 / self.awaited.max(1) as f64
+        self.figures.hidden as f64 / self.figures.awaited.max(1) as f64
     }
 }
 

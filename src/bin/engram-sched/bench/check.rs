@@ -68,13 +68,17 @@ impl Checker {
         }
     }
 
-    /// A new request in this slot.
-    pub(crate) fn begin(&mut self, slot: usize) {
-        self.histories[slot] = History::new(&self.keygen, 0);
-        let ended = std::mem::take(&mut self.current[slot]);
+    /// A new request in this slot, of which `before` is computed already.
+    pub(crate) fn begin(&mut self, slot: usize, before: &[Token]) -> Result<(), Failure> {
+        self.histories[slot].seed(&self.keygen, before, None, before.len() as u64)?;
+        // Older ones bear upon no row.
+        let tail = before[before.len().saturating_sub(self.keygen.history_len())..].to_vec();
+        let begun = Sequence { uncounted: tail.len(), tokens: tail };
+        let ended = std::mem::replace(&mut self.current[slot], begun);
         if ended.tokens.len() > ended.uncounted {
             self.ended.push(ended);
         }
+        Ok(())
     }
 
     /// The figures of a run begin now; what was delivered before is checked all the same.

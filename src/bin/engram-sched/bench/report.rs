@@ -2,9 +2,11 @@
 
 use super::args::Shape;
 use super::arm::Arm;
+use super::cells::Findings;
 use super::machine;
-use super::stats::Spread;
-use crate::args::{BenchArgs, CacheArg, ComputeArg, IssueArg};
+use super::stats::{Spread, Waits};
+use super::traffic::Workload;
+use crate::args::{ArrivalsArg, BenchArgs, CacheArg, ComputeArg, IssueArg, SwitchArg};
 use crate::output::{bytes_text, grouped};
 use clap::ValueEnum;
 use engram_sched::{BackendChoice, Model};
@@ -13,9 +15,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Exposed wait that a token may cost: 5 % at 100 tokens/s.
-const BUDGET_US: f64 = 500.0;
-
 /// Everything a report is made of.
 pub(crate) struct Report<'a> {
     pub(crate) args: &'a BenchArgs,
@@ -23,7 +22,8 @@ pub(crate) struct Report<'a> {
     pub(crate) model: &'a Model,
     pub(crate) path: &'a Path,
     pub(crate) stream: &'a str,
-    pub(crate) arms: &'a [Arm],
+    pub(crate) workload: &'a Workload,
+    pub(crate) findings: &'a Findings,
 }
 
 /// The name on the command line.
@@ -32,16 +32,41 @@ fn name(value: impl ValueEnum) -> String {
 }
 
 /// Three decimals are more than any of the clocks give.
-fn rounded(value: f64) -> f64 {
+pub(super) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-fn spread_json(values: &[f64]) -> Value {
+pub(super) fn spread_json(values: &[f64]) -> Value {
     let spread = Spread::of(values.iter().copied());
     json!({ "median": rounded(spread.median), "min": rounded(spread.min), "max": rounded(spread.max) })
 }
 
+fn percentiles_json(waits: &Waits, unit_us: f64) -> Value {
+    let p = waits.percentiles();
+    let of = |value: f64| rounded(value / unit_us);
+    json!({
+        "p50": of(p.p50), "p90": of(p.p90), "p99": of(p.p99), "p999": of(p.p999), "max": of(p.max), "mean": of(p.mean),
+    })
+}
+
 impl Report<'_> {
+    /// The arms of a single comparison, or of the first of several.
+    fn arms(&self) -> &[Arm] {
+        self.findings.cells().first().map_or(&[], |cell| &cell.arms)
+    }
+
+    fn limit_us(&self) -> f64 {
+        f64::from(self.args.measure.wait_limit_us)
+    }
+
+    /// Whether requests do more than follow each other in equal shapes, so that there is something to tell of them.
+    fn is_varied(&self) -> bool {
+        let engine = &self.args.engine;
+        let cut = self.workload.prompt_max() > self.shape.chunk;
+        let plain = self.workload.is_closed() && self.workload.trace_requests().is_none();
+        !plain || cut || engine.prefix_cache == SwitchArg::On || self.args.traffic.abort_rate > 0.0
+    }
+
     fn rows_per_token(&self) -> u64 {
         (self.model.keygen().columns() * self.model.tables().len()) as u64
     }
@@ -51,22 +76,38 @@ impl Report<'_> {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let args = self.args;
-        let first = self.arms.iter().find(|arm| arm.backend.is_some());
-        json!({
+        let (engine, traffic, measure) = (&self.args.engine, &self.args.traffic, &self.args.measure);
+        let first = self.arms().iter().find(|arm| arm.backend.is_some());
+        let own = self.workload.trace_requests().is_none();
+        // What differs from cell to cell is told there.
+        let shape = Some(self.shape);
+        let (one, grid, curve) = match self.findings {
+            Findings::One(_) => (shape, None, None),
+            Findings::Grid(_) => (None, shape, None),
+            Findings::Curve(_) => (None, None, shape),
+        };
+        let trace = self
+            .workload
+            .trace_requests()
+            .map(|requests| json!({ "format": traffic.trace[0], "file": traffic.trace[1], "requests": requests }));
+        let mut report = json!({
             "config": {
                 "table": self.path, "model": self.model.keygen().spec().name, "table_bytes": self.table_bytes(),
                 "table_rows": self.model.tables().iter().map(|table| table.rows()).collect::<Vec<_>>(),
                 "row_bytes": self.model.tables().iter().map(|table| table.row_bytes()).collect::<Vec<_>>(),
                 "rows_per_token": self.rows_per_token(),
-                "requests": args.requests, "prompt": args.prompt, "output": args.output,
-                "batch_tokens": args.batch_tokens,
-                "step_time_us": self.shape.step.as_micros() as u64, "host_time_us": self.shape.host.as_micros() as u64,
+                "requests": one.or(curve).map(|shape| shape.requests), "prompt": own.then_some(traffic.prompt), "output": own.then_some(traffic.output),
+                "arrivals": name(self.workload.arrivals()), "rate": self.workload.rate().map(rounded), "trace": trace,
+                "abort_rate": traffic.abort_rate, "prefix_cache": name(engine.prefix_cache),
+                "chunk": self.shape.chunk, "step_tokens": self.shape.step_tokens, "wait_limit_us": measure.wait_limit_us,
+                "batch_tokens": measure.batch_tokens,
+                "step_time_us": one.map(|shape| shape.step.as_micros() as u64),
+                "host_time_us": one.or(grid).map(|shape| shape.host.as_micros() as u64),
                 "num_layers": self.shape.num_layers, "layers": self.shape.layers,
-                "compute": name(args.compute), "cache": name(args.cache), "tokens": self.stream, "seed": args.seed,
-                "duration_s": args.duration.as_secs_f64(), "rounds": args.rounds, "verify": args.verify,
-                "backend": name(args.backend), "direct": name(args.direct), "in_flight": args.in_flight,
-                "issue": self.arms.iter().map(|arm| name(arm.issue)).collect::<Vec<_>>(),
+                "compute": name(engine.compute), "cache": name(measure.cache), "tokens": self.stream, "seed": traffic.seed,
+                "duration_s": measure.duration().as_secs_f64(), "rounds": measure.rounds, "verify": measure.verify,
+                "backend": name(measure.backend), "direct": name(measure.direct), "in_flight": measure.in_flight,
+                "issue": self.arms().iter().map(|arm| name(arm.issue)).collect::<Vec<_>>(),
             },
             "environment": {
                 "kernel": machine::kernel(), "cpus": machine::cpus(),
@@ -74,53 +115,72 @@ impl Report<'_> {
                 "direct": first.and_then(|arm| arm.sum.reads.direct),
                 "flags": first.map(|arm| &arm.sum.reads.flags),
             },
-            "arms": self.arms.iter().map(|arm| self.arm_json(arm)).collect::<Vec<_>>(),
-        })
+        });
+        match self.findings {
+            Findings::One(_) => report["arms"] = self.arms_json(self.arms()),
+            Findings::Grid(cells) => report["grid"] = self.grid_json(cells),
+            Findings::Curve(cells) => report["curve"] = self.curve_json(cells),
+        }
+        report
+    }
+
+    pub(super) fn arms_json(&self, arms: &[Arm]) -> Value {
+        arms.iter().map(|arm| self.arm_json(arm)).collect()
     }
 
     fn arm_json(&self, arm: &Arm) -> Value {
         let (sum, reads) = (&arm.sum, &arm.sum.reads);
+        let figures = &sum.figures;
         let per_token = self.rows_per_token();
-        let waits: Vec<Value> = sum
-            .waits
-            .iter()
-            .zip(&self.shape.layers)
-            .map(|(waits, layer)| {
-                let p = waits.percentiles();
-                json!({
-                    "layer": layer, "p50": rounded(p.p50), "p90": rounded(p.p90), "p99": rounded(p.p99),
-                    "p999": rounded(p.p999), "max": rounded(p.max), "mean": rounded(p.mean),
-                })
-            })
-            .collect();
-        let seconds = sum.wall.as_secs_f64().max(1e-9);
+        let waits_json = |waits: &[Waits]| -> Value {
+            let layer = |(waits, layer): (&Waits, &u16)| {
+                let mut json = percentiles_json(waits, 1.0);
+                json["layer"] = (*layer).into();
+                json
+            };
+            waits.iter().zip(&self.shape.layers).map(layer).collect()
+        };
+        let (steps, requests) = (&figures.steps, &figures.requests);
         json!({
             "issue": name(arm.issue),
             "name": arm.name,
             "workload": {
-                "tokens": sum.tokens_delivered, "tokens_generated": sum.tokens,
+                "tokens": figures.tokens_delivered, "tokens_generated": figures.tokens,
                 "rows_requested": sum.rows_requested, "rows_unique": sum.rows_unique,
+                "requests": {
+                    "arrived": requests.arrived, "complete": requests.complete, "aborted": requests.aborted,
+                },
+                "prompt_tokens": requests.prompt_tokens, "prompt_tokens_cached": requests.prompt_tokens_cached,
             },
             "reads": {
                 "issued": reads.issued, "bytes": reads.bytes,
                 "backend": if arm.backend.is_some() { reads.path() } else { "memory".into() },
                 "direct": reads.direct, "flags": reads.flags, "notes": reads.notes, "mean_depth": rounded(reads.mean_depth()), "per_enter": reads.per_enter().map(rounded),
-                "bytes_per_token": rounded(reads.bytes as f64 / sum.tokens_delivered.max(1) as f64),
+                "bytes_per_token": rounded(reads.bytes as f64 / figures.tokens_delivered.max(1) as f64),
             },
             "throughput": {
-                "tokens_per_s": rounded(sum.tokens as f64 / seconds),
+                "tokens_per_s": rounded(figures.tokens as f64 / sum.seconds()),
                 "rows_per_s": rounded(sum.rows_per_s(per_token)),
-                "reads_per_s": rounded(reads.issued as f64 / seconds),
+                "reads_per_s": rounded(reads.issued as f64 / sum.seconds()),
                 "cpu_us_per_row": rounded(sum.cpu_us_per_row(per_token)),
-                "issue_us_per_token": rounded(sum.issuing.as_secs_f64() * 1e6 / sum.tokens_delivered.max(1) as f64),
+                "issue_us_per_token": rounded(figures.issuing.as_secs_f64() * 1e6 / figures.tokens_delivered.max(1) as f64),
             },
             "rounds": {
                 "tokens_per_s": spread_json(&sum.tokens_per_s), "reads_per_s": spread_json(&sum.reads_per_s),
                 "exposed_us_per_token": spread_json(&sum.exposed_us),
             },
-            "wait_us": waits,
-            "exposed_us_per_token": rounded(sum.exposed_us_per_token()),
-            "budget_share": rounded(sum.exposed_us_per_token() / BUDGET_US),
+            "wait_us": waits_json(&figures.waits),
+            "wait_us_by_class": {
+                "decode": waits_json(&figures.decode_waits), "prefill": waits_json(&figures.prefill_waits),
+            },
+            "first_token_ms": percentiles_json(&figures.first_token, 1e3),
+            "exposed_us_per_token": rounded(figures.exposed_us_per_token()),
+            "budget_share": rounded(figures.exposed_us_per_token() / self.limit_us().max(1e-3)),
+            "goodput": {
+                "wait_limit_us": self.args.measure.wait_limit_us, "steps": steps.all, "steps_mixed": steps.mixed,
+                "steps_good": steps.good, "share": rounded(sum.good_share()),
+                "tokens_per_s": rounded(steps.good_tokens as f64 / sum.seconds()),
+            },
             "hidden_share": arm.backend.map(|_| rounded(sum.hidden_share())),
             "verify": { "rows_checked": sum.rows_checked, "rows_checked_warm_up": sum.rows_checked_warm_up, "mismatches": sum.mismatches, "first": sum.first_mismatch },
             "validity": {
@@ -134,12 +194,20 @@ impl Report<'_> {
     /// The table for people.
     pub(crate) fn text(&self) -> String {
         let mut text = self.heading();
-        if self.args.batch_tokens.is_some() {
-            self.throughput_table(&mut text)
-        } else {
-            self.decode_table(&mut text)
+        match self.findings {
+            Findings::Grid(cells) => self.grid_table(&mut text, cells),
+            Findings::Curve(cells) => self.curve_table(&mut text, cells),
+            Findings::One(_) if self.args.measure.batch_tokens.is_some() => self.throughput_table(&mut text),
+            Findings::One(_) => {
+                self.decode_table(&mut text);
+                if self.is_varied() {
+                    self.traffic_table(&mut text);
+                }
+            }
         }
-        self.remarks(&mut text);
+        if let Findings::One(_) = self.findings {
+            self.remarks(&mut text);
+        }
         text
     }
 
@@ -159,28 +227,34 @@ impl Report<'_> {
             keygen.columns() * keygen.tables(),
             shape.num_layers,
         );
-        if let Some(chunk) = args.batch_tokens {
+        if let Some(chunk) = args.measure.batch_tokens {
             let _ =
                 writeln!(text, "Engine   {} bulk requests, chunks of {chunk} tokens, no computation", shape.requests);
         } else {
             let doing = if shape.compute == ComputeArg::Asleep { "its device computes" } else { "the CPU computes" };
-            let _ = writeln!(
-                text,
-                "Engine   {} requests side by side, {} ms a step ({doing}), {} ms of it between sampling and the next pass; \
-                 prompts of {} tokens, {} generated each",
-                shape.requests,
-                rounded(shape.step.as_secs_f64() * 1e3),
-                rounded(shape.host.as_secs_f64() * 1e3),
-                shape.prompt,
-                shape.output
-            );
+            let _ = match self.findings {
+                Findings::Grid(_) => writeln!(
+                    text,
+                    "Engine   {doing}, {} ms of each step between sampling and the next pass",
+                    rounded(shape.host.as_secs_f64() * 1e3)
+                ),
+                Findings::Curve(_) => writeln!(text, "Engine   {} requests side by side, {doing}", shape.requests),
+                Findings::One(_) => writeln!(
+                    text,
+                    "Engine   {} requests side by side, {} ms a step ({doing}), {} ms of it between sampling and the next pass",
+                    shape.requests,
+                    rounded(shape.step.as_secs_f64() * 1e3),
+                    rounded(shape.host.as_secs_f64() * 1e3)
+                ),
+            };
+            let _ = writeln!(text, "Traffic  {}", self.traffic_text());
         }
-        let cache = if args.cache == CacheArg::Cold { "cold" } else { "warm page cache" };
+        let cache = if args.measure.cache == CacheArg::Cold { "cold" } else { "warm page cache" };
         let _ = writeln!(
             text,
             "Runs     {} rounds, {:.1} s an arm, {cache}, token stream {}, kernel {}, {} CPUs\n",
-            args.rounds,
-            args.duration.as_secs_f64(),
+            args.measure.rounds,
+            args.measure.duration().as_secs_f64(),
             self.stream,
             machine::kernel(),
             machine::cpus()
@@ -188,11 +262,35 @@ impl Report<'_> {
         text
     }
 
+    /// Who comes when, with what.
+    fn traffic_text(&self) -> String {
+        let traffic = &self.args.traffic;
+        let mut text = match (self.workload.arrivals(), self.workload.rate()) {
+            (ArrivalsArg::Closed, _) => "whoever is complete is replaced".to_owned(),
+            (arrivals, Some(rate)) => format!("{} arrivals, {:.3} requests/s", name(arrivals), rate),
+            (arrivals, None) => format!("{} arrivals, all at once", name(arrivals)),
+        };
+        let _ = match self.workload.trace_requests() {
+            Some(requests) => write!(text, "; {} requests of {}", grouped(requests as u64), traffic.trace[1]),
+            None => write!(text, "; prompts of {} tokens, {} generated each", traffic.prompt, traffic.output),
+        };
+        if self.workload.prompt_max() > self.shape.chunk {
+            let _ = write!(text, "; chunks of {} in steps of at most {}", self.shape.chunk, self.shape.step_tokens);
+        }
+        if self.args.engine.prefix_cache == SwitchArg::On {
+            text.push_str("; with a prefix cache");
+        }
+        if traffic.abort_rate > 0.0 {
+            let _ = write!(text, "; {:.1} % go away before they are complete", traffic.abort_rate * 100.0);
+        }
+        text
+    }
+
     fn decode_table(&self, text: &mut String) {
         let per_token = self.rows_per_token();
         let _ = writeln!(
             text,
-            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>28}  {:>9} {:>7} {:>9}",
+            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>28}  {:>9} {:>7} {:>10}",
             "when rows are asked",
             "tokens/s",
             "rows/s",
@@ -201,24 +299,24 @@ impl Report<'_> {
             "wait at the layer",
             "wait",
             "hidden",
-            "of 500 us"
+            "steps in"
         );
+        let limit = format!("{} us", self.args.measure.wait_limit_us);
         let _ = writeln!(
             text,
-            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>8} {:>9} {:>9}  {:>9} {:>7} {:>9}",
-            "", "", "", "us", "", "p50 us", "p99 us", "max us", "us/token", "", "a token"
+            "{:<22} {:>9} {:>9} {:>8}  {:>5} {:>8} {:>9} {:>9}  {:>9} {:>7} {:>10}",
+            "", "", "", "us", "", "p50 us", "p99 us", "max us", "us/token", "", limit
         );
-        for arm in self.arms {
-            let sum = &arm.sum;
-            let exposed = sum.exposed_us_per_token();
-            for (i, (waits, layer)) in sum.waits.iter().zip(&self.shape.layers).enumerate() {
+        for arm in self.arms() {
+            let (sum, figures) = (&arm.sum, &arm.sum.figures);
+            for (i, (waits, layer)) in figures.waits.iter().zip(&self.shape.layers).enumerate() {
                 let p = waits.percentiles();
                 if i == 0 {
                     let _ = write!(
                         text,
                         "{:<22} {:>9.1} {:>9.0} {:>8.2}",
                         arm.name,
-                        sum.tokens as f64 / sum.wall.as_secs_f64().max(1e-9),
+                        figures.tokens as f64 / sum.seconds(),
                         sum.rows_per_s(per_token),
                         sum.cpu_us_per_row(per_token)
                     );
@@ -229,9 +327,57 @@ impl Report<'_> {
                 if i == 0 {
                     let hidden =
                         if arm.backend.is_some() { format!("{:.1} %", sum.hidden_share() * 100.0) } else { "-".into() };
-                    let _ = write!(text, "  {exposed:>9.1} {hidden:>7} {:>7.1} %", exposed / BUDGET_US * 100.0);
+                    let (exposed, good) = (figures.exposed_us_per_token(), sum.good_share() * 100.0);
+                    let _ = write!(text, "  {exposed:>9.1} {hidden:>7} {good:>8.1} %");
                 }
                 text.push('\n');
+            }
+        }
+    }
+
+    /// What became of the requests, and the waits of generated tokens and of prompts apart.
+    fn traffic_table(&self, text: &mut String) {
+        let _ = writeln!(
+            text,
+            "\n{:<22} {:>8} {:>8} {:>7} {:>7} {:>17}  {:<7} {:>5} {:>8} {:>9} {:>9}",
+            "",
+            "requests",
+            "complete",
+            "aborted",
+            "cached",
+            "first token ms",
+            "wait of",
+            "layer",
+            "p50 us",
+            "p99 us",
+            "p99.9 us"
+        );
+        for arm in self.arms() {
+            let figures = &arm.sum.figures;
+            let requests = &figures.requests;
+            let first = figures.first_token.percentiles();
+            let mut head = format!(
+                "{:<22} {:>8} {:>8} {:>7} {:>5.1} % {:>8.1} {:>8.1}",
+                arm.name,
+                requests.arrived,
+                requests.complete,
+                requests.aborted,
+                requests.prompt_tokens_cached as f64 * 100.0 / requests.prompt_tokens.max(1) as f64,
+                first.p50 / 1e3,
+                first.p99 / 1e3
+            );
+            for (kind, waits) in [("decode", &figures.decode_waits), ("prefill", &figures.prefill_waits)] {
+                for (waits, layer) in waits.iter().zip(&self.shape.layers) {
+                    let p = waits.percentiles();
+                    let _ = writeln!(
+                        text,
+                        "{:<74}  {kind:<7} {layer:>5} {:>8.1} {:>9.1} {:>9.1}",
+                        std::mem::take(&mut head),
+                        p.p50,
+                        p.p99,
+                        p.p999
+                    );
+                }
             }
         }
     }
@@ -243,29 +389,28 @@ impl Report<'_> {
             "{:<22} {:>9} {:>9} {:>9} {:>19} {:>8} {:>7} {:>8} {:>10}",
             "", "tokens/s", "rows/s", "reads/s", "(min - max)", "CPU/row", "depth", "/enter", "B/token"
         );
-        for arm in self.arms {
+        for arm in self.arms() {
             let (sum, reads) = (&arm.sum, &arm.sum.reads);
-            let seconds = sum.wall.as_secs_f64().max(1e-9);
             let spread = Spread::of(sum.reads_per_s.iter().copied());
             let _ = writeln!(
                 text,
                 "{:<22} {:>9.0} {:>9.0} {:>9.0} {:>19} {:>5.2} us {:>7.1} {:>8} {:>10.0}",
                 arm.name,
-                sum.tokens as f64 / seconds,
+                sum.figures.tokens as f64 / sum.seconds(),
                 sum.rows_per_s(per_token),
-                reads.issued as f64 / seconds,
+                reads.issued as f64 / sum.seconds(),
                 format!("({:.0} - {:.0})", spread.min, spread.max),
                 sum.cpu_us_per_row(per_token),
                 reads.mean_depth(),
                 reads.per_enter().map_or_else(|| "-".into(), |reads| format!("{reads:.1}")),
-                reads.bytes as f64 / sum.tokens_delivered.max(1) as f64
+                reads.bytes as f64 / sum.figures.tokens_delivered.max(1) as f64
             );
         }
     }
 
     fn remarks(&self, text: &mut String) {
         text.push('\n');
-        for arm in self.arms {
+        for arm in self.arms() {
             let (sum, reads) = (&arm.sum, &arm.sum.reads);
             let mut remark = format!("{:<22} ", arm.name);
             if arm.backend.is_some() {
@@ -283,18 +428,18 @@ impl Report<'_> {
             } else {
                 remark.push_str("the whole table in memory, gathered at the layer: the floor");
             }
-            if self.args.verify {
+            if self.args.measure.verify {
                 let _ = write!(remark, "; {} rows compared, {} wrong", grouped(sum.rows_checked), sum.mismatches);
             }
             let _ = writeln!(text, "{remark}");
         }
-        let notes: BTreeSet<&String> = self.arms.iter().flat_map(|arm| &arm.sum.reads.notes).collect();
+        let notes: BTreeSet<&String> = self.arms().iter().flat_map(|arm| &arm.sum.reads.notes).collect();
         for note in notes {
             let _ = writeln!(text, "note: {note}");
         }
         let (first, later) = (self.shape.layers.first(), self.shape.layers.get(1));
         if let (Some(first), Some(later)) = (first, later)
-            && self.arms.iter().any(|arm| arm.issue == IssueArg::AtLayer)
+            && self.arms().iter().any(|arm| arm.issue == IssueArg::AtLayer)
         {
             let _ = writeln!(
                 text,
@@ -308,11 +453,11 @@ impl Report<'_> {
 
     /// What a newcomer should take home.
     fn conclusion(&self) -> Option<String> {
-        let ours = self.arms.iter().find(|arm| arm.issue == IssueArg::AtToken && arm.backend.is_some())?;
+        let ours = self.arms().iter().find(|arm| arm.issue == IssueArg::AtToken && arm.backend.is_some())?;
         let late =
-            self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend == Some(BackendChoice::Mmap));
-        let late = late.or_else(|| self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer))?;
-        let (ours, theirs) = (ours.sum.exposed_us_per_token(), late.sum.exposed_us_per_token());
+            self.arms().iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend == Some(BackendChoice::Mmap));
+        let late = late.or_else(|| self.arms().iter().find(|arm| arm.issue == IssueArg::AtLayer))?;
+        let (ours, theirs) = (ours.sum.figures.exposed_us_per_token(), late.sum.figures.exposed_us_per_token());
         Some(
             format!(
                 "Asked for at the token, rows keep a token waiting {ours:.0} us on average; read at the layer ({}), {theirs:.0} us.",
@@ -325,14 +470,16 @@ impl Report<'_> {
     /// device takes for a step, as the arm shows that reads when the layer has been reached.
     fn why_exposed(&self) -> Option<String> {
         let shape = self.shape;
-        let late =
-            self.arms.iter().find(|arm| arm.issue == IssueArg::AtLayer && arm.backend != Some(BackendChoice::Mmap))?;
-        let steps = late.sum.tokens / u64::from(shape.requests.max(1));
+        let late = self
+            .arms()
+            .iter()
+            .find(|arm| arm.issue == IssueArg::AtLayer && arm.backend != Some(BackendChoice::Mmap))?;
+        let steps = late.sum.figures.steps.all;
         if steps == 0 || late.sum.reads.issued == 0 {
             return None;
         }
-        let lead_ms = (shape.host + shape.layer_time(0)).as_secs_f64() * 1e3;
-        let device_ms = late.sum.waits.first()?.percentiles().mean / 1e3;
+        let lead_ms = shape.lead().as_secs_f64() * 1e3;
+        let device_ms = late.sum.figures.waits.first()?.percentiles().mean / 1e3;
         let reads = late.sum.reads.issued as f64 / steps as f64 / shape.layers.len() as f64;
         let verdict = if device_ms > lead_ms {
             "what exceeds the lead cannot be hidden, except by fewer requests, a later layer, a longer step or a faster device"

@@ -2,18 +2,21 @@
 
 use super::args::Shape;
 use super::arm::Arm;
+use super::bulk::{self, Cursor};
 use super::check::Checker;
-use super::engine::{self, Cursor, RunFigures};
+use super::drive::{MemoryRows, Rows, ScheduledRows};
+use super::engine::{self, Parts};
+use super::figures::RunFigures;
 use super::machine;
 use super::memory::MemoryTables;
-use super::sources::{MemoryRows, Rows, ScheduledRows};
-use crate::args::{BenchArgs, CacheArg};
+use super::traffic::Workload;
+use crate::args::{BenchArgs, CacheArg, SwitchArg};
 use crate::failure::Failure;
 use crate::output::bytes_text;
 use crate::tokens::Random;
 use engram_keygen::rng::splitmix64;
 use engram_sched::{
-    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartError, StartOptions, Token,
+    BackendChoice, DirectMode, Layer, Limits, Model, RequestClass, RowId, Scheduler, StartError, StartOptions,
 };
 use engram_sched_core::io::{self, Residency};
 use std::fs::File;
@@ -25,16 +28,18 @@ const REREAD_ROWS: usize = 256;
 /// Most tokens that the scheduler plans ahead for one request.
 const AHEAD_TOKENS_MAX: u32 = 1 << 12;
 
+/// Least tokens that the scheduler records for one request before they are planned.
+const REQUEST_TOKENS_MIN: u32 = 1 << 16;
+
 /// How long the reads that are out when a run ends may take.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
 /// What all runs have in common.
 pub(crate) struct Runner<'a> {
     pub(crate) args: &'a BenchArgs,
-    pub(crate) shape: &'a Shape,
     pub(crate) model: &'a Model,
     pub(crate) memory: Option<&'a MemoryTables>,
-    pub(crate) stream: &'a [Token],
+    pub(crate) workload: &'a Workload,
     /// Why no timing of this table counts.
     pub(crate) holes: Option<String>,
 }
@@ -45,7 +50,7 @@ impl Runner<'_> {
         for file in self.model.files() {
             let open = File::open(&file.path)
                 .map_err(|error| Failure::failed(format!("cannot open {}: {error}", file.path.display())))?;
-            match self.args.cache {
+            match self.args.measure.cache {
                 CacheArg::Cold => io::evict(&open).map_err(|error| {
                     Failure::failed(format!("cannot empty the page cache of {}: {error}", file.path.display()))
                 })?,
@@ -58,19 +63,19 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs `arm` once.
-    pub(crate) fn run(&self, arm: &mut Arm, round: u32) -> Result<(), Failure> {
-        let slots = 2 * self.shape.requests as usize;
-        let mut checker = Checker::new(self.model, slots, self.args.verify);
+    /// Runs `arm` once on an engine of this shape.
+    pub(crate) fn run(&self, shape: &Shape, arm: &mut Arm, round: u32) -> Result<(), Failure> {
+        let slots = engine::slots(shape);
+        let mut checker = Checker::new(self.model, slots, self.args.measure.verify);
         match arm.backend {
-            Some(backend) => self.run_scheduled(arm, backend, round, slots, &mut checker)?,
+            Some(backend) => self.run_scheduled(shape, arm, backend, round, &mut checker)?,
             None => {
                 let memory = self.memory.ok_or_else(|| Failure::failed("the table was not read into memory"))?;
                 let mut rows = MemoryRows::new(self.model.keygen(), memory, slots);
                 let mut cpu = Cpu::now();
-                let figures = self.engine(arm, &mut rows, &mut checker, round, &mut || cpu = Cpu::now())?;
+                let figures = self.engine(shape, arm, &mut rows, &mut checker, round, &mut || cpu = Cpu::now())?;
                 let spent = cpu.elapsed(&figures, &checker);
-                arm.sum.add(figures, spent, None);
+                arm.sum.add(&figures, spent, None);
             }
         }
         checker.settle()?;
@@ -88,23 +93,24 @@ impl Runner<'_> {
 
     fn run_scheduled(
         &self,
+        shape: &Shape,
         arm: &mut Arm,
         backend: BackendChoice,
         round: u32,
-        slots: usize,
         checker: &mut Checker,
     ) -> Result<(), Failure> {
-        let cold = self.args.cache == CacheArg::Cold;
+        let cold = self.args.measure.cache == CacheArg::Cold;
         let resident = if cold { self.evict()? } else { None };
         let scheduler =
-            Scheduler::start(self.model, &self.options(backend)).map_err(|error| self.start_failure(error))?;
-        let class = if self.args.batch_tokens.is_some() { RequestClass::Bulk } else { RequestClass::Interactive };
-        let mut rows = ScheduledRows::new(&scheduler, slots, class);
+            Scheduler::start(self.model, &self.options(shape, backend)).map_err(|error| self.start_failure(error))?;
+        let class =
+            if self.args.measure.batch_tokens.is_some() { RequestClass::Bulk } else { RequestClass::Interactive };
+        let mut rows = ScheduledRows::new(&scheduler, engine::slots(shape), class);
         let at_start = scheduler.stats();
         let device_before = io::process_read_bytes();
         let (mut before, mut cpu) = (at_start.clone(), Cpu::now());
         let mut measured = || (before, cpu) = (scheduler.stats(), Cpu::now());
-        let figures = self.engine(arm, &mut rows, checker, round, &mut measured)?;
+        let figures = self.engine(shape, arm, &mut rows, checker, round, &mut measured)?;
         let spent = cpu.elapsed(&figures, checker);
         let after = scheduler.stats();
         let direct = after.backends.iter().all(|backend| backend.direct);
@@ -124,25 +130,37 @@ impl Runner<'_> {
         if let Some(fault) = &self.holes {
             arm.sum.validity.faults.insert(fault.clone());
         }
-        arm.sum.add(figures, spent, Some((&before, &after, &last)));
+        arm.sum.add(&figures, spent, Some((&before, &after, &last)));
         Ok(())
     }
 
     /// The emulated engine on `rows`; calls `measured` when its clock starts.
     fn engine(
         &self,
+        shape: &Shape,
         arm: &Arm,
         rows: &mut dyn Rows,
         checker: &mut Checker,
         round: u32,
         measured: &mut dyn FnMut(),
     ) -> Result<RunFigures, Failure> {
-        let until = self.args.duration / self.args.rounds;
-        let cursor = Cursor::new(self.stream, splitmix64(self.args.seed ^ (u64::from(round) << 32)));
-        match self.args.batch_tokens {
-            Some(chunk) => engine::bulk(self.shape, chunk as usize, rows, checker, cursor, until, measured),
-            None => engine::decode(self.shape, arm.issue, rows, checker, cursor, until, measured),
+        let measure = &self.args.measure;
+        let until = measure.duration() / measure.rounds;
+        if let Some(chunk) = measure.batch_tokens {
+            let cursor =
+                Cursor::new(self.workload.stream(), splitmix64(self.args.traffic.seed ^ (u64::from(round) << 32)));
+            return bulk::deliver(shape, chunk as usize, rows, checker, cursor, until, measured);
         }
+        let parts = Parts {
+            shape,
+            issue: arm.issue,
+            rows,
+            checker,
+            traffic: self.workload.round(round, measure.rounds),
+            prefix_cache: self.args.engine.prefix_cache == SwitchArg::On,
+            wait_limit: Duration::from_micros(u64::from(measure.wait_limit_us)),
+        };
+        engine::serve(parts, until, measured)
     }
 
     /// Bytes of the buffer of one read: the default, or what the widest extent needs wherever it begins.
@@ -151,16 +169,18 @@ impl Runner<'_> {
         (u64::from(widest.unwrap_or(0)) / 4096 + 2).max(4) * 4096
     }
 
-    fn options(&self, backend: BackendChoice) -> StartOptions {
-        let tokens = self.shape.await_tokens(self.args.batch_tokens);
-        let in_flight = self.args.in_flight.unwrap_or(0);
+    fn options(&self, shape: &Shape, backend: BackendChoice) -> StartOptions {
+        let tokens = self.args.measure.batch_tokens.unwrap_or(shape.chunk);
+        let in_flight = self.args.measure.in_flight.unwrap_or(0);
         StartOptions {
             backend,
             io_actors: None,
             // A memory map is never direct, and a requirement is about the other arms.
-            direct: if backend == BackendChoice::Mmap { DirectMode::Auto } else { self.args.direct.into() },
+            direct: if backend == BackendChoice::Mmap { DirectMode::Auto } else { self.args.measure.direct.into() },
             limits: Limits {
-                requests_max: 2 * self.shape.requests + 2,
+                requests_max: engine::slots(shape) as u32 + 2,
+                // Prompts are handed over whole.
+                request_tokens_max: self.workload.prompt_max().max(tokens).max(REQUEST_TOKENS_MIN),
                 await_tokens_max: tokens,
                 // One chunk is awaited while the next one is read.
                 ahead_tokens_max: (2 * tokens.max(32)).min(AHEAD_TOKENS_MAX),
@@ -174,7 +194,7 @@ impl Runner<'_> {
 
     /// A limit of the scheduler, in terms of the flags that it follows from.
     fn start_failure(&self, error: StartError) -> Failure {
-        let tokens = if self.args.batch_tokens.is_some() { "--batch-tokens" } else { "--prompt" };
+        let tokens = if self.args.measure.batch_tokens.is_some() { "--batch-tokens" } else { "--chunk" };
         match error {
             StartError::Limit { limit, why } => {
                 let (flags, why) = match limit {
@@ -214,7 +234,7 @@ impl Runner<'_> {
     /// Mean microseconds of a row read for the first time, and of the same rows at once again.
     fn read_twice(&self, scheduler: &Scheduler, round: u32) -> Result<(f64, f64), Failure> {
         let table = &self.model.tables()[0];
-        let mut random = Random::new(self.args.seed ^ 0x7265_7265_6164 ^ u64::from(round));
+        let mut random = Random::new(self.args.traffic.seed ^ 0x7265_7265_6164 ^ u64::from(round));
         let rows: Vec<RowId> = (0..REREAD_ROWS).map(|_| random.below(table.rows())).collect();
         let mut bytes = vec![0; REREAD_ROWS * table.row_bytes() as usize];
         let mut time = || -> Result<f64, Failure> {
@@ -237,6 +257,6 @@ impl Cpu {
     /// Without what the emulation and the checker spent themselves.
     fn elapsed(&self, figures: &RunFigures, checker: &Checker) -> Duration {
         let all = machine::process_cpu().saturating_sub(self.0);
-        all.saturating_sub(figures.spinning).saturating_sub(checker.spent)
+        all.saturating_sub(figures.emulating).saturating_sub(checker.spent)
     }
 }

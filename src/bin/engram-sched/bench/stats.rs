@@ -29,6 +29,9 @@ impl Waits {
 
     /// `tokens` tokens waited this long.
     pub(crate) fn record(&mut self, wait: Duration, tokens: u64) {
+        if tokens == 0 {
+            return;
+        }
         let ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         self.histogram.saturating_record_n(ns.max(1), tokens);
         self.sum_ns += wait.as_nanos() * u128::from(tokens);
@@ -85,6 +88,7 @@ mod tests {
     fn percentiles_weigh_tokens() {
         let mut waits = Waits::new();
         assert_eq!(waits.percentiles().p50, 0.0);
+        waits.record(Duration::from_secs(9), 0);
         waits.record(Duration::from_micros(10), 98);
         waits.record(Duration::from_micros(1000), 2);
         let p = waits.percentiles();

@@ -1,4 +1,5 @@
-//! Where the emulated engine takes rows from: the scheduler, or a table in memory.
+//! Where the emulated engine takes rows from: the scheduler, or a table in memory. All calls of the scheduler that are part of serving
+//! are here.
 
 use super::memory::MemoryTables;
 use crate::failure::Failure;
@@ -8,11 +9,21 @@ use engram_sched::{
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// What a token is to its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Generated.
+    Decode,
+    /// Of the prompt.
+    Prefill,
+}
+
 /// One request's part of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) slot: usize,
     pub(crate) tokens: usize,
+    pub(crate) kind: Kind,
 }
 
 /// A layer taken.
@@ -23,19 +34,28 @@ pub(crate) struct Taken {
     pub(crate) wait: Duration,
 }
 
+/// How a request ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    Complete,
+    Aborted,
+}
+
 /// Shows the rows of one request to a checker, after the clock has stopped.
 pub(crate) type Show<'a> = &'a mut dyn FnMut(usize, &[u8]) -> Result<(), Failure>;
 
 /// A place that rows come from; requests are known by the engine's slot.
 pub(crate) trait Rows {
-    /// A new request in a free slot.
-    fn begin(&mut self, slot: usize) -> Result<(), Failure>;
+    /// A new request in a free slot, of which `before` is computed already.
+    fn begin(&mut self, slot: usize, before: &[Token]) -> Result<(), Failure>;
     /// Hands tokens over.
-    fn feed(&mut self, slot: usize, pos: u64, tokens: &[Token]) -> Result<(), Failure>;
-    /// Takes the rows of table `table` for every entry; the layer was reached at `called`.
-    fn take(&mut self, table: usize, entries: &[Entry], called: Instant, show: Show<'_>) -> Result<Taken, Failure>;
+    fn feed(&mut self, slot: usize, pos: u64, tokens: &[Token], kind: Kind) -> Result<(), Failure>;
+    /// A forward pass begins with these parts, all of them handed over by the time of its first layer.
+    fn submit(&mut self, entries: &[Entry]) -> Result<(), Failure>;
+    /// Takes the rows of table `table` for every part of the step; the layer was reached at `called`.
+    fn take(&mut self, table: usize, called: Instant, show: Show<'_>) -> Result<Taken, Failure>;
     /// The request has ended.
-    fn finish(&mut self, slot: usize);
+    fn end(&mut self, slot: usize, end: End);
 }
 
 /// Rows from the scheduler.
@@ -44,11 +64,14 @@ pub(crate) struct ScheduledRows<'s> {
     class: RequestClass,
     layers: Vec<Layer>,
     requests: Vec<Option<RequestId>>,
+    /// Parts of the step under way.
+    entries: Vec<Entry>,
 }
 
 impl<'s> ScheduledRows<'s> {
     pub(crate) fn new(scheduler: &'s Scheduler, slots: usize, class: RequestClass) -> Self {
-        Self { scheduler, class, layers: scheduler.layers().to_vec(), requests: vec![None; slots] }
+        let layers = scheduler.layers().to_vec();
+        Self { scheduler, class, layers, requests: vec![None; slots], entries: Vec::new() }
     }
 
     fn request(&self, slot: usize) -> Result<RequestId, Failure> {
@@ -57,17 +80,18 @@ impl<'s> ScheduledRows<'s> {
 }
 
 impl Rows for ScheduledRows<'_> {
-    fn begin(&mut self, slot: usize) -> Result<(), Failure> {
-        self.requests[slot] = Some(self.scheduler.begin(Begin { class: self.class, ..Begin::default() })?);
+    fn begin(&mut self, slot: usize, before: &[Token]) -> Result<(), Failure> {
+        let begin = Begin { start_pos: before.len() as u64, history: before, class: self.class, ..Begin::default() };
+        self.requests[slot] = Some(self.scheduler.begin(begin)?);
         Ok(())
     }
 
-    fn feed(&mut self, slot: usize, pos: u64, tokens: &[Token]) -> Result<(), Failure> {
+    fn feed(&mut self, slot: usize, pos: u64, tokens: &[Token], kind: Kind) -> Result<(), Failure> {
         let request = self.request(slot)?;
         loop {
-            let fed = match tokens {
-                [token] => self.scheduler.on_token(request, *token),
-                tokens => self.scheduler.on_tokens(request, pos, tokens, None),
+            let fed = match (kind, tokens) {
+                (Kind::Decode, [token]) => self.scheduler.on_token(request, *token),
+                _ => self.scheduler.on_tokens(request, pos, tokens, None),
             };
             match fed {
                 Err(TokenError::Busy) => thread::yield_now(),
@@ -76,8 +100,15 @@ impl Rows for ScheduledRows<'_> {
         }
     }
 
-    fn take(&mut self, table: usize, entries: &[Entry], called: Instant, show: Show<'_>) -> Result<Taken, Failure> {
+    fn submit(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+        self.entries.clear();
+        self.entries.extend_from_slice(entries);
+        Ok(())
+    }
+
+    fn take(&mut self, table: usize, called: Instant, show: Show<'_>) -> Result<Taken, Failure> {
         let layer = self.layers[table];
+        let entries = &self.entries;
         let mut hidden_tokens = 0;
         let mut held: Vec<Option<LayerRows<'_>>> = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -101,9 +132,12 @@ impl Rows for ScheduledRows<'_> {
         Ok(Taken { hidden_tokens, wait })
     }
 
-    fn finish(&mut self, slot: usize) {
+    fn end(&mut self, slot: usize, end: End) {
         if let Some(request) = self.requests[slot].take() {
-            self.scheduler.finish(request);
+            match end {
+                End::Complete => self.scheduler.finish(request),
+                End::Aborted => self.scheduler.abort(request),
+            }
         }
     }
 }
@@ -116,6 +150,8 @@ pub(crate) struct MemoryRows<'m> {
     windows: Vec<Vec<Window>>,
     ids: Vec<u64>,
     gathered: Vec<u8>,
+    /// Slots of the step under way.
+    slots: Vec<usize>,
 }
 
 impl<'m> MemoryRows<'m> {
@@ -127,18 +163,19 @@ impl<'m> MemoryRows<'m> {
             windows: vec![Vec::new(); slots],
             ids: vec![0; keygen.columns()],
             gathered: Vec::new(),
+            slots: Vec::new(),
         }
     }
 }
 
 impl Rows for MemoryRows<'_> {
-    fn begin(&mut self, slot: usize) -> Result<(), Failure> {
-        self.histories[slot] = History::new(self.keygen, 0);
+    fn begin(&mut self, slot: usize, before: &[Token]) -> Result<(), Failure> {
+        self.histories[slot].seed(self.keygen, before, None, before.len() as u64)?;
         self.windows[slot].clear();
         Ok(())
     }
 
-    fn feed(&mut self, slot: usize, _pos: u64, tokens: &[Token]) -> Result<(), Failure> {
+    fn feed(&mut self, slot: usize, _pos: u64, tokens: &[Token], _: Kind) -> Result<(), Failure> {
         self.windows[slot].clear();
         for &token in tokens {
             let window = self.keygen.push(&mut self.histories[slot], token, true);
@@ -147,12 +184,18 @@ impl Rows for MemoryRows<'_> {
         Ok(())
     }
 
-    fn take(&mut self, table: usize, entries: &[Entry], called: Instant, show: Show<'_>) -> Result<Taken, Failure> {
+    fn submit(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+        self.slots.clear();
+        self.slots.extend(entries.iter().map(|entry| entry.slot));
+        Ok(())
+    }
+
+    fn take(&mut self, table: usize, called: Instant, show: Show<'_>) -> Result<Taken, Failure> {
         let row_bytes = self.tables.row_bytes(table);
         self.gathered.clear();
         let mut tokens = 0;
-        for entry in entries {
-            for window in &self.windows[entry.slot] {
+        for &slot in &self.slots {
+            for window in &self.windows[slot] {
                 self.keygen.token_rows(table, window, &mut self.ids);
                 if window.dead() {
                     self.gathered.resize(self.gathered.len() + self.ids.len() * row_bytes, 0);
@@ -162,17 +205,17 @@ impl Rows for MemoryRows<'_> {
                     self.gathered.extend_from_slice(self.tables.row(table, row));
                 }
             }
-            tokens += self.windows[entry.slot].len() as u64;
+            tokens += self.windows[slot].len() as u64;
         }
         let wait = called.elapsed();
         let mut at = 0;
-        for entry in entries {
-            let end = at + self.windows[entry.slot].len() * self.ids.len() * row_bytes;
-            show(entry.slot, &self.gathered[at..end])?;
+        for &slot in &self.slots {
+            let end = at + self.windows[slot].len() * self.ids.len() * row_bytes;
+            show(slot, &self.gathered[at..end])?;
             at = end;
         }
         Ok(Taken { hidden_tokens: tokens, wait })
     }
 
-    fn finish(&mut self, _slot: usize) {}
+    fn end(&mut self, _slot: usize, _end: End) {}
 }
