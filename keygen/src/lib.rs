@@ -39,8 +39,8 @@ mod history;
 mod keygen;
 mod map;
 mod prime;
-mod reciprocal;
 mod profile;
+mod reciprocal;
 pub mod rng;
 mod spec;
 

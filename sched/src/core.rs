@@ -17,8 +17,8 @@ use crate::protocol::index_stack::IndexStack;
 use crate::protocol::plan_queue::{PlanQueue, PushError};
 use crate::protocol::plan_slab::{PlanLink, PlanRef, Urgency};
 use crate::request::Slot;
-use crate::step::{Steps, Wakes};
 use crate::stats::Counters;
+use crate::step::{Steps, Wakes};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, BoundedQueue, Mutex, OnceLock, Ordering, lock};
 use crate::{Closed, EntryFailure, Layer, ReadError, StartError};
 use engram_keygen::{Keygen, ORDERS_MAX, RowId};
@@ -296,7 +296,7 @@ impl Core {
             failure: Failure::default(),
         };
         Ok(Self {
-            slots: (0..=limits.request_slots).map(|i| Slot::new(i, &keygen, &limits, &geometry)).collect(),
+            slots: (0..=limits.request_slots).map(|i| Slot::new(i, &keygen, &limits, geometry.layers.len())).collect(),
             free_slots: {
                 let free = BoundedQueue::new(limits.request_slots as usize);
                 (0..limits.request_slots).for_each(|slot| free.push(slot).expect("as many places as slots"));
@@ -550,6 +550,9 @@ impl Core {
                 }
             }
             self.counters.group_joins.add(1);
+            if plan.groups.contains(&group) {
+                self.counters.group_joins_in_step.add(1);
+            }
             return;
         }
         let mut rows = [0; engram_keygen::HEADS_MAX];
@@ -564,7 +567,14 @@ impl Core {
 
     /// Opens a group outside of the index, as the cell's group `order`, for rows named by the caller, at most `heads`; adds it to the plan.
     /// Rows that are [`NO_ROW`] are zeros. False: all are, and there is no group.
-    pub(crate) fn want_rows(&self, cell: u32, table: usize, order: usize, rows: &[RowId], plan: &mut PlanDraft) -> bool {
+    pub(crate) fn want_rows(
+        &self,
+        cell: u32,
+        table: usize,
+        order: usize,
+        rows: &[RowId],
+        plan: &mut PlanDraft,
+    ) -> bool {
         let groups = &self.cells[cell as usize].payload().groups;
         if rows.iter().all(|&row| row == NO_ROW) {
             groups[order].store(ZERO_GROUP, Ordering::Relaxed);

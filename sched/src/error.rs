@@ -122,7 +122,9 @@ pub enum TokenError {
         toks: usize,
     },
     /// The position is older than the ids that are kept (`history_tail_max`).
-    #[error("position {pos} is older than what is kept of this request ({oldest}..); begin or resume it with its history")]
+    #[error(
+        "position {pos} is older than what is kept of this request ({oldest}..); begin or resume it with its history"
+    )]
     HistoryUnavailable {
         /// Position asked for.
         pos: u64,

@@ -13,6 +13,10 @@ mod core;
 #[cfg(not(loom))]
 mod delivery;
 #[cfg(not(loom))]
+mod dest;
+#[cfg(not(loom))]
+mod engine_memory;
+#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 pub mod io;
@@ -25,6 +29,8 @@ mod memory;
 mod placement;
 #[cfg(not(loom))]
 mod plan;
+#[cfg(not(loom))]
+mod planner;
 pub mod protocol;
 #[cfg(not(loom))]
 mod request;
@@ -36,20 +42,33 @@ mod scheduler;
 mod start;
 #[cfg(not(loom))]
 mod stats;
+#[cfg(not(loom))]
+mod step;
+#[cfg(not(loom))]
+mod submit;
 pub mod sync;
+#[cfg(not(loom))]
+mod watchdog;
 #[cfg(not(loom))]
 mod workers;
 
 #[cfg(not(loom))]
 pub use await_layer::{AwaitLayer, LayerRows};
 #[cfg(not(loom))]
-pub use error::{AwaitError, Closed, ReadError, ShutdownError, StartError, TokenError};
+pub use engine_memory::{FenceRegion, Memory, MemoryKind};
+#[cfg(not(loom))]
+pub use engram_keygen::Profile;
+#[cfg(not(loom))]
+pub use error::{AwaitError, Closed, EntryFailure, ReadError, ShutdownError, StartError, StepError, TokenError};
 #[cfg(not(loom))]
 pub use io::{BackendChoice, BackendReport, DirectMode};
 pub use limits::{Limits, MemoryBounds};
+pub use protocol::fence::{FenceStatus, FenceWords, Line};
 #[cfg(not(loom))]
 pub use rows::ReadRowsError;
 #[cfg(not(loom))]
 pub use scheduler::{Begin, Layer, Parts, RequestClass, RequestId, Scheduler, StartOptions};
 #[cfg(not(loom))]
 pub use stats::Stats;
+#[cfg(not(loom))]
+pub use submit::{Dest, DestId, RowIds, RowInt, Step, StepEntry, StepSlot, StepSpec};

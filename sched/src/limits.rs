@@ -129,7 +129,12 @@ mod resolve {
     }
 
     impl Resolved {
-        pub(crate) fn new(limits: &Limits, geometry: &Geometry, tables: &[Table]) -> Result<Self, StartError> {
+        pub(crate) fn new(
+            limits: &Limits,
+            device_share: Option<f32>,
+            geometry: &Geometry,
+            tables: &[Table],
+        ) -> Result<Self, StartError> {
             let or = |value: u32, default: u32| if value == 0 { default } else { value };
             let in_range = |name, value: u32, max: u32| {
                 if value <= max { Ok(value) } else { Err(limit(name, format!("{value} is above {max}"))) }
@@ -160,7 +165,8 @@ mod resolve {
             let ahead = in_range("ahead_tokens_max", or(limits.ahead_tokens_max, 64), 1 << 12)?;
             let ahead_tokens = ahead.min(u32::try_from(affordable).unwrap_or(u32::MAX));
             // Nodes of cells and orders are numbered by 32 bits, with room to spare.
-            let nodes = u64::from(request_slots) * u64::from(ahead_tokens) * (tables.len() * geometry.orders.len()) as u64;
+            let nodes =
+                u64::from(request_slots) * u64::from(ahead_tokens) * (tables.len() * geometry.orders.len()) as u64;
             if nodes > 1 << 30 {
                 return Err(limit("ahead_tokens_max", "requests x tokens x tables x orders is above 2^30; lower one"));
             }
@@ -174,8 +180,14 @@ mod resolve {
             if slots_max == 0 {
                 return Err(limit("arena_bytes_max", format!("{arena} bytes hold no read of {slot_bytes} bytes")));
             }
-            let in_flight_bulk = or(limits.in_flight_bulk_max, 96).min(slots_max);
-            let in_flight_interactive = or(limits.in_flight_interactive_max, 32).min(slots_max);
+            let share = device_share.unwrap_or(1.0);
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(limit("device_share", format!("{share} is not in (0, 1]")));
+            }
+            // Several processes on one disk: each takes its part of the depth.
+            let depth = |value: u32, default: u32| ((or(value, default) as f32 * share) as u32).clamp(1, slots_max);
+            let in_flight_bulk = depth(limits.in_flight_bulk_max, 96);
+            let in_flight_interactive = depth(limits.in_flight_interactive_max, 32);
             Ok(Self {
                 requests,
                 request_slots,
@@ -196,7 +208,7 @@ mod resolve {
                 ahead_tokens,
                 in_flight_interactive,
                 in_flight_bulk,
-                in_flight_bulk_shared: or(limits.in_flight_bulk_shared_max, 16).min(slots_max),
+                in_flight_bulk_shared: depth(limits.in_flight_bulk_shared_max, 16),
                 ageing_ns: u64::from(or(limits.ageing_us_max, 50_000)) * 1000,
                 read_failures: or(limits.read_failures_max, 1024),
                 slot_bytes,
@@ -241,7 +253,8 @@ mod resolve {
         pub(crate) fn destination_offset(&self, geometry: &Geometry, step: u32, table: usize) -> usize {
             let token_bytes: usize = geometry.token_bytes.iter().sum();
             let before: usize = geometry.token_bytes[..table].iter().sum();
-            let (own, slots) = (step.min(self.request_slots) as usize, step.saturating_sub(self.request_slots + 1) as usize);
+            let (own, slots) =
+                (step.min(self.request_slots) as usize, step.saturating_sub(self.request_slots + 1) as usize);
             let (await_tokens, step_tokens) = (self.await_tokens as usize, self.step_tokens as usize);
             let tokens = if step < self.request_slots { await_tokens } else { step_tokens };
             token_bytes * (own * await_tokens + slots * step_tokens) + before * tokens

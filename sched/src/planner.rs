@@ -108,7 +108,7 @@ impl KeygenActor {
             },
             wishes: Vec::with_capacity(8),
             early: Vec::with_capacity(8),
-            drafts: vec![PlanDraft::new(PlanClass::Bulk, 0); tables],
+            drafts: (0..tables).map(|_| PlanDraft::new(PlanClass::Bulk, 0)).collect(),
         }
     }
 
@@ -154,13 +154,19 @@ impl Core {
     /// Announces an event to a slot's actor and runs it if nobody else does.
     pub(crate) fn run(&self, slot: u32) {
         if let Some(runner) = self.slots[slot as usize].actor.notify() {
-            self.run_claimed(slot, runner, |_, _, _, _| false);
+            self.run_and_wake(slot, runner);
         }
     }
 
     /// Runs an actor whose claim a caller has passed on. For keygen workers.
     pub(crate) fn run_passed_on(&self, slot: u32, claim: Claim) {
-        self.run_claimed(slot, self.slots[slot as usize].actor.take_up(claim), |_, _, _, _| false);
+        self.run_and_wake(slot, self.slots[slot as usize].actor.take_up(claim));
+    }
+
+    fn run_and_wake(&self, slot: u32, runner: Runner<'_, KeygenActor>) {
+        let mut wakes = Wakes::default();
+        self.run_claimed(slot, runner, &mut wakes, |_, _, _, _| false);
+        self.wake(wakes); // wakers run outside of all claims
     }
 
     /// Runs a claimed actor until all events are seen. `first` is asked in each look whether it has done what there was to do.
@@ -168,6 +174,7 @@ impl Core {
         &self,
         index: u32,
         runner: Runner<'_, KeygenActor>,
+        wakes: &mut Wakes,
         mut first: impl FnMut(&Self, &Slot, &mut KeygenActor, &mut Wakes) -> bool,
     ) {
         /// Ends service if the run unwinds: the actor stays claimed, its waiters would wait for ever.
@@ -180,24 +187,21 @@ impl Core {
             }
         }
         let mut unwinds = FailOnUnwind(Some(self));
-        let mut wakes = Wakes::default();
         let mut budget = self.limits.inline_tokens;
         let slot = &self.slots[index as usize];
         let left = runner.run(|actor| {
-            if first(self, slot, actor, &mut wakes) {
+            if first(self, slot, actor, wakes) {
                 return true;
             }
             if index == self.limits.request_slots {
-                return self.look_at_rows(index, actor, &mut wakes);
+                return self.look_at_rows(index, actor, wakes);
             }
-            self.look(index, actor, &mut budget, &mut wakes)
+            self.look(index, actor, &mut budget, wakes)
         });
         unwinds.0 = None;
         if let Some(claim) = left {
             self.workers.push(index, claim.pass_on());
         }
-        // Wakers run outside of all claims.
-        self.wake(wakes);
     }
 
     /// Sees to everything there is for the actor. False: the budget is used up and a worker shall go on.

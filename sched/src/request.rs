@@ -21,6 +21,7 @@ use crate::protocol::taker::Taker;
 use crate::protocol::tenure::{PushRefused, Tenure};
 use crate::protocol::wish_list::WishList;
 use crate::scheduler::{Begin, RequestClass, RequestId};
+use crate::step::Wakes;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use engram_keygen::{History, Id, ImportError, Keygen, Profile, SeedError, Token};
 
@@ -52,7 +53,10 @@ pub(crate) struct Admitted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
     /// A committed token at the end.
-    Token { id: Id, prefill: bool },
+    Token {
+        id: Id,
+        prefill: bool,
+    },
     /// One more draft.
     Draft(Id),
     /// The first drafts are committed.
@@ -95,8 +99,8 @@ impl Message {
     }
 }
 
-/// Positions stay below this: a position fits a message.
-const POSITION_MAX: u64 = 1 << 48;
+/// Positions stay below this: a position fits a message, and a word together with a range.
+pub(crate) const POSITION_MAX: u64 = 1 << 40;
 
 /// A request's place in the scheduler.
 #[derive(Debug)]
@@ -134,7 +138,8 @@ impl Slot {
         // The slot past the last request is that of row reads: it has cells, but no tokens.
         let is_request = index < limits.request_slots;
         let cells = if is_request { limits.request_cells() } else { ROW_CELLS };
-        let (ids, messages) = if is_request { (limits.recorded_ids(), limits.mailbox_messages as usize) } else { (0, 1) };
+        let (ids, messages) =
+            if is_request { (limits.recorded_ids(), limits.mailbox_messages as usize) } else { (0, 1) };
         let front = Front {
             history: History::new(keygen, if is_request { limits.history_tail as usize } else { 0 }),
             drafts: Vec::with_capacity(if is_request { limits.draft_tokens as usize } else { 0 }),
@@ -218,11 +223,17 @@ impl Core {
             return Err(TokenError::LimitReached("position"));
         }
         let mut history = History::new(&self.keygen, self.limits.history_tail as usize);
-        history.seed_for(&self.keygen, begin.profile, begin.history, begin.live, begin.start_pos).map_err(|e| match e {
-            SeedError::TooShort { need, got, .. } => TokenError::HistoryTooShort { need: need as u32, got: got as u32 },
-            SeedError::Token(bad) => TokenError::BadToken { tok: bad.token, pos: begin.start_pos, vocab: bad.vocab },
-            _ => TokenError::MaskLength { live: begin.live.map_or(0, <[bool]>::len), toks: begin.history.len() },
-        })?;
+        history.seed_for(&self.keygen, begin.profile, begin.history, begin.live, begin.start_pos).map_err(
+            |e| match e {
+                SeedError::TooShort { need, got, .. } => {
+                    TokenError::HistoryTooShort { need: need as u32, got: got as u32 }
+                }
+                SeedError::Token(bad) => {
+                    TokenError::BadToken { tok: bad.token, pos: begin.start_pos, vocab: bad.vocab }
+                }
+                _ => TokenError::MaskLength { live: begin.live.map_or(0, <[bool]>::len), toks: begin.history.len() },
+            },
+        )?;
         Ok(history)
     }
 
@@ -287,7 +298,7 @@ impl Core {
     fn with_front<T>(
         &self,
         req: RequestId,
-        call: impl FnOnce(&Slot, &mut Front) -> Result<T, TokenError>,
+        call: impl FnOnce(&Slot, &mut Front, &mut Wakes) -> Result<T, TokenError>,
     ) -> Result<T, TokenError> {
         self.check_open()?;
         let slot = self.slot_of(req)?;
@@ -298,9 +309,11 @@ impl Core {
                 TokenError::UnknownRequest(req)
             }
         })?;
-        let result = call(slot, &mut lock(&slot.front)); // never waited for: the push bit comes first
+        let mut wakes = Wakes::default();
+        let result = call(slot, &mut lock(&slot.front), &mut wakes); // never waited for: the push bit comes first
         slot.tenure.end_push();
         self.run(req.slot());
+        self.wake(wakes);
         result
     }
 
@@ -314,6 +327,7 @@ impl Core {
         &self,
         index: u32,
         messages: impl ExactSizeIterator<Item = Message>,
+        wakes: &mut Wakes,
         change: impl FnOnce(),
     ) -> Result<(), TokenError> {
         let slot = &self.slots[index as usize];
@@ -321,7 +335,7 @@ impl Core {
             change();
             let mut messages = Some(messages);
             // Only what is in order; planning comes when the front has been let go of.
-            self.run_claimed(index, runner, |core, slot, actor, wakes| match messages.take() {
+            self.run_claimed(index, runner, wakes, |core, slot, actor, wakes| match messages.take() {
                 Some(messages) => {
                     core.drain_mailbox(slot, actor, index, wakes);
                     messages.for_each(|message| core.apply(index, actor, message, wakes));
@@ -345,14 +359,21 @@ impl Core {
         {
             return Err(TokenError::MaskLength { live: live.len(), toks: feed.toks.len() });
         }
-        self.with_front(req, |slot, front| {
+        self.with_front(req, |slot, front, wakes| {
             Self::serving(front)?;
-            self.push(req.slot(), slot, front, feed)
+            self.push(req.slot(), slot, front, feed, wakes)
         })
     }
 
     /// Checks tokens and appends them, or rewrites the tail.
-    fn push(&self, index: u32, slot: &Slot, front: &mut Front, feed: Feed<'_>) -> Result<(), TokenError> {
+    fn push(
+        &self,
+        index: u32,
+        slot: &Slot,
+        front: &mut Front,
+        feed: Feed<'_>,
+        wakes: &mut Wakes,
+    ) -> Result<(), TokenError> {
         let (end, profile) = (front.history.position(), front.profile);
         let pos = feed.pos.unwrap_or(end);
         if pos > end {
@@ -376,7 +397,7 @@ impl Core {
         }
         let skip = change.skip;
         let tokens = (0..count).map(|i| Message::Token { id: id(skip + i), prefill: feed.prefill });
-        self.deliver(index, Messages::new(change, tokens), || {
+        self.deliver(index, Messages::new(change, tokens), wakes, || {
             Self::make(front, change);
             (0..count).for_each(|i| front.history.append(id(skip + i)));
         })?;
@@ -395,7 +416,8 @@ impl Core {
             if pos < oldest {
                 return Err(TokenError::HistoryUnavailable { pos, oldest });
             }
-            change.skip = (0..again as usize).take_while(|&i| front.history.id_at(pos + i as u64) == Some(id(i))).count();
+            change.skip =
+                (0..again as usize).take_while(|&i| front.history.id_at(pos + i as u64) == Some(id(i))).count();
             if (change.skip as u64) < again {
                 change.cut = Some(pos + change.skip as u64);
                 return Ok(change);
@@ -423,7 +445,7 @@ impl Core {
     }
 
     pub(crate) fn on_draft(&self, req: RequestId, pos: u64, toks: &[Token]) -> Result<(), TokenError> {
-        self.with_front(req, |_, front| {
+        self.with_front(req, |_, front, wakes| {
             Self::serving(front)?;
             let (end, profile) = (front.history.position(), front.profile);
             let drafts_end = end + front.drafts.len() as u64;
@@ -446,7 +468,7 @@ impl Core {
             let cut = (same < toks.len() && same < there.len()).then_some(pos + same as u64);
             let change = Change { cut, ..Change::default() };
             let drafts = (same..toks.len()).map(|i| Message::Draft(id(i)));
-            self.deliver(req.slot(), Messages::new(change, drafts), || {
+            self.deliver(req.slot(), Messages::new(change, drafts), wakes, || {
                 if cut.is_some() {
                     front.drafts.truncate(before + same);
                 }
@@ -456,7 +478,7 @@ impl Core {
     }
 
     pub(crate) fn accept(&self, req: RequestId, n: u32, bonus: Option<Token>) -> Result<(), TokenError> {
-        self.with_front(req, |slot, front| {
+        self.with_front(req, |slot, front, wakes| {
             Self::serving(front)?;
             if n as usize > front.drafts.len() {
                 return Err(TokenError::BadState("accept: there are fewer drafts than that"));
@@ -464,11 +486,13 @@ impl Core {
             let end = front.history.position() + u64::from(n);
             let bonus = match bonus {
                 None => None,
-                Some(tok) => Some(self.keygen.id_for(front.profile, tok, true).map_err(|bad| TokenError::BadToken {
-                    tok,
-                    pos: end,
-                    vocab: bad.vocab,
-                })?),
+                Some(tok) => {
+                    Some(self.keygen.id_for(front.profile, tok, true).map_err(|bad| TokenError::BadToken {
+                        tok,
+                        pos: end,
+                        vocab: bad.vocab,
+                    })?)
+                }
             };
             let left = front.drafts.len() > n as usize;
             let planned = slot.planned.load(Ordering::Relaxed).min(end);
@@ -477,7 +501,7 @@ impl Core {
             }
             let change = Change { commit: n, cut: left.then_some(end), skip: 0 };
             let tokens = bonus.map(|id| Message::Token { id, prefill: false });
-            self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), || {
+            self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), wakes, || {
                 Self::make(front, change);
                 bonus.into_iter().for_each(|id| front.history.append(id));
             })?;
@@ -487,7 +511,7 @@ impl Core {
     }
 
     pub(crate) fn rollback(&self, req: RequestId, to_pos: u64) -> Result<(), TokenError> {
-        self.with_front(req, |_, front| {
+        self.with_front(req, |_, front, wakes| {
             Self::serving(front)?;
             let end = front.history.position();
             let pos = to_pos;
@@ -499,12 +523,12 @@ impl Core {
                 return Err(TokenError::HistoryUnavailable { pos, oldest });
             }
             let change = Change { cut: Some(pos), ..Change::default() };
-            self.deliver(req.slot(), Messages::new(change, std::iter::empty()), || Self::make(front, change))
+            self.deliver(req.slot(), Messages::new(change, std::iter::empty()), wakes, || Self::make(front, change))
         })
     }
 
     pub(crate) fn fork(&self, parent: RequestId) -> Result<RequestId, TokenError> {
-        let (history, profile, class) = self.with_front(parent, |_, front| {
+        let (history, profile, class) = self.with_front(parent, |_, front, _| {
             Self::serving(front)?;
             Ok((front.history.clone(), front.profile, front.class))
         })?;
@@ -514,14 +538,16 @@ impl Core {
     }
 
     pub(crate) fn preempt(&self, req: RequestId) -> Result<(), TokenError> {
-        self.with_front(req, |slot, front| {
+        self.with_front(req, |slot, front, wakes| {
             Self::serving(front)?;
             let most = self.limits.requests;
             let one_more = |n| (n < most).then_some(n + 1);
             if self.preempted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-                return Err(TokenError::LimitReached("requests_max (as many may be preempted); finish the request instead"));
+                return Err(TokenError::LimitReached(
+                    "requests_max (as many may be preempted); finish the request instead",
+                ));
             }
-            let delivered = self.deliver(req.slot(), std::iter::once(Message::Preempt), || {
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Preempt), wakes, || {
                 front.preempted = true;
                 front.drafts.clear();
                 slot.preempted.store(true, Ordering::Release);
@@ -543,13 +569,13 @@ impl Core {
 
     pub(crate) fn resume(&self, req: RequestId, begin: Begin<'_>) -> Result<(), TokenError> {
         let history = self.seeded(&begin)?;
-        self.with_front(req, |slot, front| {
+        self.with_front(req, |slot, front, wakes| {
             if !front.preempted {
                 return Err(TokenError::BadState("the request is not preempted"));
             }
             self.count_live()?;
             slot.admission.leave(Admitted { history: history.clone(), class: begin.class });
-            let delivered = self.deliver(req.slot(), std::iter::once(Message::Resume), || {
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Resume), wakes, || {
                 front.history.copy_from(&history);
                 (front.profile, front.class, front.preempted) = (begin.profile, begin.class, false);
                 slot.planned.store(begin.start_pos, Ordering::Relaxed);
@@ -571,7 +597,7 @@ impl Core {
     }
 
     pub(crate) fn export_state(&self, req: RequestId) -> Result<Vec<u8>, TokenError> {
-        self.with_front(req, |_, front| {
+        self.with_front(req, |_, front, _| {
             Self::serving(front)?;
             let mut out = Vec::with_capacity(HEADER_BYTES + 4 * front.history.kept() + 64);
             out.extend(MAGIC);
@@ -594,13 +620,16 @@ impl Core {
         if format != FORMAT {
             return Err(bad("it has another format; export and import with the same version"));
         }
-        let profile = [Profile::Reference, Profile::Sglang, Profile::LlamaCpp].into_iter().find(|&p| p as u8 == profile);
+        let profile =
+            [Profile::Reference, Profile::Sglang, Profile::LlamaCpp].into_iter().find(|&p| p as u8 == profile);
         let class = [RequestClass::Interactive, RequestClass::Bulk].into_iter().find(|&c| c as u8 == class);
         let (Some(profile), Some(class)) = (profile, class) else { return Err(bad("its header is damaged")) };
         let mut imported = History::new(&self.keygen, self.limits.history_tail as usize);
         imported.import(history).map_err(|e| match e {
             ImportError::OtherKeygen { .. } => bad("it is of another model or token map"),
-            ImportError::Version { .. } => bad("its history has another format; export and import with the same version"),
+            ImportError::Version { .. } => {
+                bad("its history has another format; export and import with the same version")
+            }
             _ => bad("its history is damaged"),
         })?;
         self.admit(imported, profile, class)

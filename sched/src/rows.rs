@@ -3,11 +3,13 @@
 //! Rows go in groups of as many as a group has heads; each group is one cell of a slot of its own, bound to the caller's memory. The
 //! call returns only when no cell points there any more.
 
-use crate::core::Core;
+use crate::core::{CellWanted, Core};
 use crate::plan::{PLAN_GROUPS_MAX, PlanClass, PlanDraft};
+use crate::planner::OWN;
 use crate::scheduler::Layer;
+use crate::step::{RowAt, Wakes};
 use crate::sync::{Mutex, lock, thread, thread_waker};
-use crate::{Closed, ReadError};
+use crate::{Closed, EntryFailure, ReadError};
 use engram_keygen::RowId;
 
 /// Errors of `read_rows`.
@@ -59,7 +61,7 @@ impl RowReads {
     pub(crate) fn read(&self, core: &Core, layer: Layer, rows: &[RowId], out: &mut [u8]) -> Result<(), ReadRowsError> {
         core.check_open()?;
         let unknown = ReadRowsError::UnknownLayer(layer);
-        let table = core.geometry.layers.iter().position(|&l| l == layer).ok_or(unknown)?;
+        let table = core.geometry.table(layer).ok_or(unknown)?;
         let row_bytes = core.geometry.row_bytes[table];
         if out.len() != rows.len() * row_bytes {
             return Err(ReadRowsError::WrongSize { need: rows.len() * row_bytes, got: out.len() });
@@ -69,7 +71,7 @@ impl RowReads {
             return Err(ReadRowsError::BadRow { layer, row, index, rows: table_rows });
         }
         let _turn = lock(&self.turn);
-        let heads = core.geometry.heads;
+        let heads = group_rows(core);
         // As much as fits the credit of the slot: a plan's worth for each of a few plans in flight.
         let window = heads * PLAN_GROUPS_MAX * 8;
         for (rows, out) in rows.chunks(window).zip(out.chunks_mut(window * row_bytes)) {
@@ -83,18 +85,13 @@ impl RowReads {
 /// waits for copies under way: afterwards nobody writes there.
 struct Window<'c> {
     core: &'c Core,
+    step: u32,
     table: usize,
-    /// Counts of the layer gate that are neither bound to a cell nor given: cells to come, and the binder's own.
-    unbound: u32,
-    bound: Vec<(u32, u32)>,
+    rows: u32,
+    /// The layer's own count is still to be given.
+    armed: bool,
     /// The layer is complete: nothing is left to take back.
     complete: bool,
-}
-
-impl Window<'_> {
-    fn gate(&self) -> &crate::protocol::layer_gate::LayerGate {
-        &self.core.slots[self.core.limits.request_slots as usize].layers[self.table].gate
-    }
 }
 
 impl Drop for Window<'_> {
@@ -102,15 +99,15 @@ impl Drop for Window<'_> {
         if self.complete {
             return;
         }
-        let orphaned = self.bound.iter().filter(|&&(cell, generation)| self.core.orphan_cell(cell, generation)).count();
-        let mut complete = self.gate().is_complete();
-        let rest = self.unbound + orphaned as u32;
-        if rest > 0 {
-            complete = self.gate().complete(rest);
+        let gate = &self.core.steps.layer(self.step, self.table).gate;
+        let mut wakes = Wakes::default();
+        if gate.hold() {
+            let taken =
+                (0..self.rows).map(|row| self.core.take_row(self.step, OWN, self.table, row).count).sum::<u32>();
+            self.core.count_rows(self.step, self.table, taken + 1 + u32::from(self.armed), &mut wakes);
         }
-        while !complete {
+        while !gate.is_complete() {
             thread::yield_now(); // for the length of a copy
-            complete = self.gate().is_complete();
         }
         if thread::panicking() {
             self.core.fail("a row read panicked; reopen the scheduler".into());
@@ -119,41 +116,50 @@ impl Drop for Window<'_> {
 }
 
 fn read_window(core: &Core, table: usize, rows: &[RowId], out: &mut [u8]) -> Result<(), ReadRowsError> {
-    let slot_index = core.limits.request_slots;
-    let slot = &core.slots[slot_index as usize];
-    let layer = &slot.layers[table];
-    let (heads, row_bytes) = (core.geometry.heads, core.geometry.row_bytes[table]);
-    let cells = rows.len().div_ceil(heads);
-    layer.failure.clear();
-    layer.gate.arm(cells as u32);
-    let bound = Vec::with_capacity(cells);
-    let mut window = Window { core, table, unbound: cells as u32 + 1, bound, complete: false };
-    let mut draft = PlanDraft { groups: smallvec::SmallVec::new(), class: PlanClass::Bulk, deadline_ns: 0 };
-    for (rows, out) in rows.chunks(heads).zip(out.chunks_mut(heads * row_bytes)) {
+    let step = core.limits.request_slots; // the step, and the slot, of row reads
+    let slot = &core.slots[step as usize];
+    let layer = core.steps.layer(step, table);
+    let (heads, row_bytes) = (group_rows(core), core.geometry.row_bytes[table]);
+    let cells = rows.len().div_ceil(heads) as u32;
+    let now_ns = core.now_ns();
+    layer.begin(OWN, out.as_mut_ptr(), heads * row_bytes, cells, 1, now_ns);
+    let mut window = Window { core, step, table, rows: cells, armed: true, complete: false };
+    let mut draft = PlanDraft::new(PlanClass::Bulk, now_ns);
+    let mut wakes = Wakes::default();
+    for (row, rows) in (0..).zip(rows.chunks(heads)) {
         while !slot.credit.take(1) {
             core.check_open()?;
             thread::yield_now(); // cells of the last window give their credit back a moment after their bytes
         }
-        let (cell, generation) = core.open_cell(slot_index, table, 1, rows.len() * row_bytes);
-        core.want_rows(cell, table, rows, &mut draft);
-        core.cells[cell as usize].payload().destination.set(out.as_mut_ptr());
-        window.bound.push((cell, generation));
-        window.unbound -= 1;
-        core.bind_cell(cell, &mut crate::core::Wakes::default());
+        let bytes = rows.len() * row_bytes;
+        let wanted = CellWanted { groups: 1, deposits: 1, bytes, class: PlanClass::Bulk, stamp_ns: now_ns };
+        let cell = core.open_cell(step, table, &wanted);
+        core.want_rows(cell.cell, table, 0, rows, &mut draft);
+        core.bind_row(RowAt { step, generation: OWN, table, row, entry: 0 }, cell, &mut wakes);
         if draft.groups.len() == PLAN_GROUPS_MAX {
             core.send(&mut draft);
         }
     }
     core.send(&mut draft);
-    window.unbound -= 1;
-    window.complete = layer.gate.complete(1);
+    window.armed = false;
+    core.count_rows(step, table, 1, &mut wakes);
     let waker = thread_waker();
-    while !window.complete {
+    loop {
         window.complete = layer.gate.poll(&waker);
-        if !window.complete {
-            core.check_open()?;
-            thread::park();
+        if window.complete {
+            break;
         }
+        core.check_open()?;
+        thread::park();
     }
-    if layer.failure.is_set() { Err(layer.failure.error(core).into()) } else { Ok(()) }
+    match layer.first_failure().map(|failure| failure.error(core)) {
+        None => Ok(()),
+        Some(EntryFailure::Read(error)) => Err(error.into()),
+        Some(_) => Err(core.check_open().err().unwrap_or(Closed::Shutdown).into()),
+    }
+}
+
+/// Rows that are read together.
+fn group_rows(core: &Core) -> usize {
+    core.geometry.orders[0].heads.len()
 }

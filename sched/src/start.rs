@@ -2,19 +2,22 @@
 
 use crate::actor::IoActor;
 use crate::batch::PAGE_BYTES;
-use crate::core::{Core, Geometry};
+use crate::core::{Core, Geometry, OwnedOrder};
 use crate::io::{BackendFactory, BackendOptions, BackendReport, FileSet, OsThreads, Pinned, SpawnThread};
 use crate::limits::Resolved;
 use crate::placement::{ACTORS_MAX, Placement};
 use crate::scheduler::{Layer, Parts, StartOptions};
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, Ordering, lock, thread};
-use crate::{Closed, ShutdownError, StartError, workers};
+use crate::{Closed, ShutdownError, StartError, watchdog, workers};
 use engram_store::{FileId, Table};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 /// Reads that a panicking or broken actor leaves in the kernel are waited for this long.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Decoder layers of a model whose spec does not say.
+const LAYERS_DEFAULT: f64 = 48.0;
 
 /// What threads report to those who wait for them.
 #[derive(Debug, Default)]
@@ -47,7 +50,7 @@ pub(crate) struct Threads {
 }
 
 /// Checks that keys and tables fit each other, and derives the shapes.
-fn geometry(parts: &Parts) -> Result<Geometry, StartError> {
+fn geometry(parts: &Parts, options: &StartOptions) -> Result<Geometry, StartError> {
     let (keygen, tables) = (&parts.keygen, &parts.tables);
     let mismatch = |why: String| Err(StartError::Mismatch(why));
     if tables.len() != keygen.tables() || tables.is_empty() || tables.len() > 64 {
@@ -66,21 +69,58 @@ fn geometry(parts: &Parts) -> Result<Geometry, StartError> {
             ));
         }
     }
-    let row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes() as usize).collect();
+    let keys: Vec<usize> = match &options.layers {
+        None => (0..tables.len()).collect(),
+        Some(layers) => {
+            let key = |&layer: &Layer| tables.iter().position(|t| t.layer() == layer.0).ok_or(layer);
+            let keys: Result<Vec<_>, _> = layers.iter().map(key).collect();
+            let mut keys = match keys {
+                Ok(keys) => keys,
+                Err(layer) => return mismatch(format!("layer {layer} is to be opened, but it has no table")),
+            };
+            keys.sort_unstable();
+            keys.dedup();
+            if keys.is_empty() {
+                return mismatch("no layer is to be opened".into());
+            }
+            keys
+        }
+    };
+    let columns = 0..keygen.columns();
+    let owned = options.heads.as_ref().map_or(columns.clone(), |h| usize::from(h.start)..usize::from(h.end));
+    if owned.is_empty() || owned.end > columns.end {
+        return mismatch(format!("heads {owned:?} are to be opened, but the model has {columns:?}"));
+    }
+    let heads = keygen.heads();
+    let orders: Vec<OwnedOrder> = (0..keygen.orders())
+        .map(|order| OwnedOrder {
+            order,
+            heads: owned.start.clamp(order * heads, (order + 1) * heads) - order * heads
+                ..owned.end.clamp(order * heads, (order + 1) * heads) - order * heads,
+        })
+        .filter(|owned| !owned.heads.is_empty())
+        .collect();
+    let group_rows = orders.iter().map(|owned| owned.heads.len()).max().unwrap_or(0);
+    let row_bytes: Vec<usize> = keys.iter().map(|&key| tables[key].row_bytes() as usize).collect();
+    let layers_of_model = keygen.spec().num_layers.map_or(LAYERS_DEFAULT, f64::from);
     Ok(Geometry {
-        layers: tables.iter().map(|t| Layer(t.layer())).collect(),
-        orders: keygen.orders(),
-        heads: keygen.heads(),
-        token_bytes: row_bytes.iter().map(|b| b * keygen.columns()).collect(),
-        group_bytes: row_bytes.iter().map(|b| b * keygen.heads()).max().unwrap_or(0),
+        layers: keys.iter().map(|&key| Layer(tables[key].layer())).collect(),
+        lead: keys.iter().map(|&key| f64::from(keygen.deadline_layer(key)) / layers_of_model).collect(),
+        columns: owned.len(),
+        heads: group_rows,
+        token_bytes: row_bytes.iter().map(|b| b * owned.len()).collect(),
+        group_bytes: row_bytes.iter().map(|b| b * group_rows).max().unwrap_or(0),
+        orders,
         row_bytes,
+        keys,
     })
 }
 
 /// Makes the core for checked parts.
 fn core(parts: Parts, options: &StartOptions, placement: Placement) -> Result<Arc<Core>, StartError> {
-    let geometry = geometry(&parts)?;
-    let limits = Resolved::new(&options.limits, &geometry, &parts.tables)?;
+    let geometry = geometry(&parts, options)?;
+    let parts = Parts { tables: geometry.keys.iter().map(|&key| parts.tables[key].clone()).collect(), ..parts };
+    let limits = Resolved::new(&options.limits, options.device_share, &geometry, &parts.tables)?;
     Ok(Arc::new(Core::new(parts.keygen, parts.tables, parts.files, geometry, limits, placement)?))
 }
 
@@ -161,6 +201,8 @@ impl Threads {
             let body = move || io_thread(&io_core, index, factory, &board);
             self.spawn_one(core, spawner, format!("engram-io-{index}"), body)?;
         }
+        let watched = Arc::clone(core);
+        self.spawn_one(core, spawner, "engram-watchdog".into(), move || watchdog::watch(&watched))?;
         for index in 0..core.limits.workers {
             let worker_core = Arc::clone(core);
             let body = move || workers::work(&worker_core);

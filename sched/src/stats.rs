@@ -89,8 +89,8 @@ counters! {
     drafts_useful,
     /// Drafts read and not taken.
     drafts_wasted,
-    /// Speculative rows dropped before they were read.
-    speculative_shed,
+    /// Drafts that were taken or dropped before they were planned, for want of credit.
+    drafts_shed,
     /// Rows whose reading ahead was put off, by a limit.
     prefetch_shed,
     /// Of `group_joins`, those of groups that the same call had opened; the others joined what was in flight or held.

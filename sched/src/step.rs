@@ -11,10 +11,10 @@
 //! - A step slot serves the next step when its handle has let go and all its layers are complete ([`crate::protocol::lease`]).
 
 use crate::core::{Cause, CellRef, Core, Failure, Geometry};
+use crate::delivery::{Destination, Place};
 use crate::dest::Dests;
 use crate::limits::{ROW_CELLS, Resolved};
 use crate::plan::PlanClass;
-use crate::delivery::{Destination, Place};
 use crate::protocol::fence::{FenceRegion, FenceStatus};
 use crate::protocol::layer_gate::LayerGate;
 use crate::protocol::lease::Lease;
@@ -58,9 +58,8 @@ pub(crate) struct StepLayer {
     /// A status that overrides what the rows say, 0: none.
     ended: AtomicU32,
     status: AtomicU32,
-    /// Registered destination + 1 that the layer is written to, and its generation.
+    /// Registered destination + 1 that the layer is written to.
     dest: AtomicU32,
-    dest_generation: AtomicU32,
 }
 
 impl StepLayer {
@@ -82,12 +81,19 @@ impl StepLayer {
             ended: AtomicU32::new(0),
             status: AtomicU32::new(0),
             dest: AtomicU32::new(0),
-            dest_generation: AtomicU32::new(0),
         }
     }
 
     /// Sets the layer up: `rows` rows of `row_bytes` bytes from `base` on, for `entries` entries. For who owns the step.
-    pub(crate) fn begin(&self, generation: u32, base: *mut u8, row_bytes: usize, rows: u32, entries: usize, deadline_ns: u64) {
+    pub(crate) fn begin(
+        &self,
+        generation: u32,
+        base: *mut u8,
+        row_bytes: usize,
+        rows: u32,
+        entries: usize,
+        deadline_ns: u64,
+    ) {
         self.destination.set(base);
         self.row_bytes.store(row_bytes as u32, Ordering::Relaxed);
         for word in &self.failed[..entries.div_ceil(64)] {
@@ -109,9 +115,21 @@ impl StepLayer {
     }
 
     /// The layer is written to a registered destination, which the caller holds for it.
-    pub(crate) fn hold_dest(&self, index: u32, generation: u32) {
-        self.dest_generation.store(generation, Ordering::Relaxed);
+    pub(crate) fn hold_dest(&self, index: u32) {
         self.dest.store(index + 1, Ordering::Relaxed);
+    }
+
+    /// The step was refused after all: nobody has seen the layer.
+    pub(crate) fn give_up(&self, dests: &Dests) {
+        if let Some(dest) = self.dest.swap(0, Ordering::Relaxed).checked_sub(1) {
+            dests.release(dest);
+        }
+        self.gate.reset();
+    }
+
+    /// Rows that are counted.
+    pub(crate) fn rows_len(&self) -> u32 {
+        self.rows_len.load(Ordering::Relaxed)
     }
 
     /// Where a row goes.
@@ -302,12 +320,12 @@ impl Core {
             }
         }
         layer.status.store(status as u32, Ordering::Relaxed);
+        layer.expires_ns.store(u64::MAX, Ordering::Relaxed); // a slot that is free never expires
         let dest = layer.dest.load(Ordering::Relaxed).checked_sub(1);
-        let dest = dest.map(|index| (index, layer.dest_generation.load(Ordering::Relaxed)));
         layer.gate.open();
         if slot {
             self.steps.fences.words(self.steps.fence_index(index, table)).raise(status);
-            if let Some((dest, _)) = dest {
+            if let Some(dest) = dest {
                 self.steps.dests.release(dest);
             }
             step.lease.release();

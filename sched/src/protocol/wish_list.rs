@@ -61,7 +61,7 @@ impl WishList {
     /// Takes all nodes, the newest first. For the one consumer.
     pub fn take<'l>(&self, links: &'l WishLinks) -> impl Iterator<Item = u32> + use<'l> {
         let mut at = match self.head.load(Ordering::Relaxed) {
-            NIL => NIL, // usual; who pushes notifies the actor afterwards
+            NIL => NIL,                                  // usual; who pushes notifies the actor afterwards
             _ => self.head.swap(NIL, Ordering::Acquire), // W2
         };
         std::iter::from_fn(move || {
