@@ -170,6 +170,8 @@ pub(crate) struct IoActor {
     lists: [PlanList; LISTS],
     /// Raised plans that `select` found.
     raised: Vec<u32>,
+    /// Of these, the first ones wait for room.
+    raised_waiting: usize,
     completions: Vec<Completion>,
 }
 
@@ -217,7 +219,8 @@ impl IoActor {
             index,
             plan_wants_max,
             free_want: 0,
-            raised: Vec::with_capacity(room[Band::Decode as usize] / plan_wants_max),
+            raised: Vec::with_capacity(core.limits.plans() as usize),
+            raised_waiting: 0,
             room,
             backlog: Backlog::new(wants.len(), slot_bytes, core.limits.ageing_ns),
             wants,
@@ -266,7 +269,7 @@ impl IoActor {
         }
         self.repeat_paused();
         let in_flight = self.in_flight();
-        let may_sleep = may_wait && self.raised.is_empty() && !self.can_take_in() && self.paused.is_empty();
+        let may_sleep = may_wait && self.raised.len() == self.raised_waiting && !self.can_take_in() && self.paused.is_empty();
         let queue = &self.core.doors[self.index].queue;
         if may_sleep && in_flight == 0 && queue.is_closed() && queue.is_empty() {
             return Ok(Selected::Stop);
@@ -337,6 +340,7 @@ impl IoActor {
         for plan in self.raised.drain(..) {
             core.plans.done(plan);
         }
+        self.raised_waiting = 0;
         for list in 0..LISTS {
             while self.lists[list].first != NIL {
                 let plan = self.lists[list].first;
@@ -357,11 +361,7 @@ impl IoActor {
             self.complete(completion);
         }
         self.completions = completions;
-        let mut raised = std::mem::take(&mut self.raised);
-        for plan in raised.drain(..) {
-            self.take_in_raised(plan);
-        }
-        self.raised = raised;
+        self.take_in_all_raised();
         for band in Band::ALL {
             while let Some(plan) = self.next_plan(band) {
                 self.unlist(plan);
@@ -372,6 +372,9 @@ impl IoActor {
             }
         }
         self.start_reads();
+        if !self.raised.is_empty() {
+            self.take_in_all_raised(); // a plan that has been started is given back, whoever still waits for room
+        }
     }
 
     /// Starts reads up to the limit of reads in flight.

@@ -11,14 +11,14 @@ use crate::sync::Arc;
 use engram_store::Extent;
 
 impl IoActor {
-    /// Takes plans out of the bands, raised ones as far as there is room for them. Those are taken out first: as a plan is sent before it
-    /// can be raised, or at least by then, whatever was raised so far is in its list before it is looked at.
+    /// Takes plans out of the bands. Raised ones are taken out first: as a plan is sent before it can be raised, or at least by then,
+    /// whatever was raised so far is in its list before it is looked at. All are taken out, also where there is no room: a plan that has
+    /// been started would be kept by its entry, and no credit bounds those.
     pub(super) fn take_plans(&mut self) {
         let core = Arc::clone(&self.core);
         let queue = &core.doors[self.index].queue;
-        while self.room[Band::Decode as usize] >= (self.raised.len() + 1) * self.plan_wants_max {
-            let Some(plan) = queue.pop(URGENT_BAND) else { break };
-            self.raised.push(plan);
+        while let Some(plan) = queue.pop(URGENT_BAND) {
+            self.raised.push(plan); // each plan is in the band, or here, at most once
         }
         for band in Band::ALL {
             while let Some(plan) = queue.pop(band as usize) {
@@ -72,6 +72,22 @@ impl IoActor {
         self.unlist(plan);
         self.notes[plan as usize] = NO_NOTE;
         self.core.plans.release(plan, self.index);
+    }
+
+    /// Sees to raised plans, as far as there is room for what they bring.
+    pub(super) fn take_in_all_raised(&mut self) {
+        let mut raised = std::mem::take(&mut self.raised);
+        raised.retain(|&plan| {
+            let share = self.core.plans.share(plan, self.index);
+            let brings_nothing = share & !self.notes[plan as usize].taken == 0;
+            let fits = brings_nothing || self.room[Band::Decode as usize] >= self.plan_wants_max;
+            if fits {
+                self.take_in_raised(plan);
+            }
+            !fits
+        });
+        self.raised_waiting = raised.len();
+        self.raised = raised;
     }
 
     /// Takes in, or gives a better rank to, the groups of a plan that are wanted sooner, and no others.
