@@ -269,7 +269,8 @@ impl IoActor {
         }
         self.repeat_paused();
         let in_flight = self.in_flight();
-        let may_sleep = may_wait && self.raised.len() == self.raised_waiting && !self.can_take_in() && self.paused.is_empty();
+        let may_sleep =
+            may_wait && self.raised.len() == self.raised_waiting && !self.can_take_in() && self.paused.is_empty();
         let queue = &self.core.doors[self.index].queue;
         if may_sleep && in_flight == 0 && queue.is_closed() && queue.is_empty() {
             return Ok(Selected::Stop);

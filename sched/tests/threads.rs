@@ -311,20 +311,21 @@ fn feeding_from_two_threads_is_busy_or_in_order() {
         let begun = Instant::now();
         let mut rounds = 0;
         while begun.elapsed() < STORM {
-            // Both threads feed the same token, so that the record is known by its length: what is taken is counted.
+            // Both threads feed the same token. Where a prompt comes late it says what stands there already, and is no news.
             let id = scheduler.begin(Begin::default()).expect("a slot");
-            let taken = AtomicU64::new(0);
+            let (singles, most) = (AtomicU64::new(0), AtomicU64::new(0));
             std::thread::scope(|scope| {
                 for _ in 0..2 {
                     scope.spawn(|| {
                         for i in 0..60 {
                             let fed = if i % 3 == 0 {
-                                scheduler.on_tokens(id, taken.load(Ordering::SeqCst), &[7, 7, 7], None).map(|()| 3)
+                                let known = singles.load(Ordering::SeqCst);
+                                scheduler.on_tokens(id, known, &[7, 7, 7], None).map(|()| 3)
                             } else {
-                                scheduler.on_token(id, 7).map(|()| 1)
+                                scheduler.on_token(id, 7).map(|()| singles.fetch_add(1, Ordering::SeqCst)).map(|_| 1)
                             };
                             match fed {
-                                Ok(n) => drop(taken.fetch_add(n, Ordering::SeqCst)),
+                                Ok(n) => drop(most.fetch_add(n, Ordering::SeqCst)),
                                 Err(TokenError::Busy | TokenError::Gap { .. }) => {}
                                 Err(other) => panic!("{other}"),
                             }
@@ -332,18 +333,21 @@ fn feeding_from_two_threads_is_busy_or_in_order() {
                     });
                 }
             });
-            let tokens = vec![(7, true); taken.into_inner() as usize];
+            let (singles, most) = (singles.into_inner() as usize, most.into_inner() as usize);
+            let tokens = vec![(7, true); most];
             let mut drained = 0;
-            while drained < tokens.len() {
+            loop {
+                let before = drained;
                 for _ in 0..layers.len() {
                     let got = scheduler.await_layer(id).wait().expect("rows");
                     compare(oracle, &layers, &got, &tokens);
                     drained = got.positions().end as usize;
                 }
+                if drained == before {
+                    break; // an empty range: that was all
+                }
             }
-            let mut rest = scheduler.await_layer(id);
-            assert!(rest.try_take().expect("no error").is_some_and(|rows| rows.positions().is_empty()));
-            drop(rest);
+            assert!((singles..=most).contains(&drained), "{drained} tokens; {singles} to {most} were taken");
             scheduler.finish(id);
             rounds += 1;
         }
