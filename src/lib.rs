@@ -55,13 +55,15 @@ pub use specs::spec_of;
 pub use synthetic::Synthetic;
 
 pub use engram_keygen::{
-    Dialect, History, HistoryUnavailable, ImportError, Keygen, RowId, RowSpec, SeedError, Spec, SpecError, TableSource,
-    Token, TokenMap, TokenMapError, TokenMapSpec, TokenOutOfRange, Window,
+    Dialect, History, HistoryUnavailable, Id, ImportError, Keygen, Profile, RowId, RowSpec, SeedError, Spec, SpecError,
+    TableSource, Token, TokenMap, TokenMapError, TokenMapSpec, TokenOutOfRange, Window,
 };
 pub use engram_sched_core::io::BackendReport;
 pub use engram_sched_core::{
-    AwaitError, AwaitLayer, BackendChoice, Begin, Closed, DirectMode, Layer, LayerRows, Limits, MemoryBounds, Parts,
-    ReadError, ReadRowsError, RequestClass, RequestId, ShutdownError, StartError, StartOptions, Stats, TokenError,
+    AwaitError, AwaitLayer, BackendChoice, Begin, Closed, Dest, DestId, DirectMode, EntryFailure, FenceRegion,
+    FenceStatus, FenceWords, Layer, LayerRows, Limits, Memory, MemoryBounds, MemoryKind, Parts, ReadError,
+    ReadRowsError, RequestClass, RequestId, RowIds, RowInt, ShutdownError, StartError, StartOptions, Stats, Step,
+    StepEntry, StepError, StepSlot, StepSpec, TokenError,
 };
 pub use engram_store::{
     DataFile, Extent, FileId, HoleReport, LayerConstants, LayoutError, MANIFEST, ModelConfig, Part, PlainReader,
