@@ -244,9 +244,10 @@ mod resolve {
             self.request_slots * self.request_cells() + ROW_CELLS + GROUPS_SLACK
         }
 
-        /// Ids that a request's actor records: those not planned, the tail, and drafts.
+        /// Ids that a request's actor records: those not planned, the tail, drafts; and as many again as the front may be behind with what
+        /// is planned (a cut on its way, tokens that were let go of to be planned again).
         pub(crate) fn recorded_ids(&self) -> usize {
-            (self.request_tokens + self.history_tail + self.draft_tokens) as usize
+            (self.request_tokens + 2 * self.history_tail + self.ahead_tokens + self.draft_tokens) as usize
         }
 
         /// Where a step's destination of ours begins, for one table: those of requests come first.

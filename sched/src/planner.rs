@@ -79,12 +79,14 @@ pub(crate) struct KeygenActor {
     wishes: Vec<Wish>,
     /// Wishes that mailbox words still come before.
     early: Vec<Wish>,
+    /// When the last range was bound.
+    bound_ns: u64,
     /// Plans under construction, one per table; empty between runs.
     drafts: Vec<PlanDraft>,
 }
 
 impl KeygenActor {
-    pub(crate) fn new(history: History, cells: usize, tables: usize) -> Self {
+    pub(crate) fn new(history: History, cells: usize, tables: usize, steps: usize) -> Self {
         Self {
             phase: Phase::Vacant,
             generation: 0,
@@ -106,8 +108,9 @@ impl KeygenActor {
                 at: 0,
                 after: 0,
             },
-            wishes: Vec::with_capacity(8),
-            early: Vec::with_capacity(8),
+            wishes: Vec::with_capacity(steps),
+            early: Vec::with_capacity(steps),
+            bound_ns: 0,
             drafts: (0..tables).map(|_| PlanDraft::new(PlanClass::Bulk, 0)).collect(),
         }
     }
@@ -135,6 +138,14 @@ impl KeygenActor {
             RequestClass::Interactive => PlanClass::DecodePrefetch,
         }
     }
+}
+
+/// How a position is wanted.
+#[derive(Clone, Copy)]
+struct Wanted {
+    class: PlanClass,
+    deadline_ns: u64,
+    stamp_ns: u64,
 }
 
 /// Why planning stopped.
@@ -402,7 +413,7 @@ impl Core {
         actor.own = Wish { step: index, pos: start, end: start + tokens, at: start, ..actor.own };
         slot.set_range(start, tokens as u32); // ordered by the layer gates
         let now_ns = self.now_ns();
-        self.steps.pace(now_ns);
+        self.steps.learn(now_ns - std::mem::replace(&mut actor.bound_ns, now_ns));
         for (table, layer) in self.steps.get(index).layers.iter().enumerate() {
             let token_bytes = self.geometry.token_bytes[table];
             let offset = self.limits.destination_offset(&self.geometry, index, table);
@@ -542,6 +553,7 @@ impl Core {
         budget: &mut u32,
         wakes: &mut Wakes,
     ) -> Stopped {
+        let stamp_ns = self.now_ns();
         let step = self.steps.get(wish.step);
         if wish.step != index && !step.lease.is(wish.step_generation) {
             wish.at = wish.end; // it is over
@@ -600,7 +612,8 @@ impl Core {
             };
             for table in 0..tables {
                 let (class, deadline_ns) = class(actor, table);
-                let cell = self.open_token_cell(index, table, &window, class, deadline_ns, &mut actor.drafts[table]);
+                let wanted = Wanted { class, deadline_ns, stamp_ns };
+                let cell = self.open_token_cell(index, table, &window, wanted, &mut actor.drafts[table]);
                 self.bind_row(at(table), cell, wakes);
             }
             if fresh {
@@ -633,8 +646,8 @@ impl Core {
             let window = self.keygen.window_at(&actor.history, pos).expect("ids from the cursor on are kept");
             for table in 0..tables as usize {
                 let deadline_ns = now_ns + self.lead_ns(table);
-                let class = actor.prefetch(pos);
-                let cell = self.open_token_cell(index, table, &window, class, deadline_ns, &mut actor.drafts[table]);
+                let wanted = Wanted { class: actor.prefetch(pos), deadline_ns, stamp_ns: now_ns };
+                let cell = self.open_token_cell(index, table, &window, wanted, &mut actor.drafts[table]);
                 actor.waiting.push_back(cell);
             }
             actor.planned += 1;
@@ -648,19 +661,14 @@ impl Core {
         slot: u32,
         table: usize,
         window: &Window,
-        class: PlanClass,
-        deadline_ns: u64,
+        wanted: Wanted,
         draft: &mut PlanDraft,
     ) -> CellRef {
+        let Wanted { class, deadline_ns, stamp_ns } = wanted;
         let orders = if window.dead() { 0 } else { self.geometry.orders.len() };
         self.make_room(draft, orders, class, deadline_ns);
-        let wanted = CellWanted {
-            groups: orders,
-            deposits: orders,
-            bytes: self.geometry.token_bytes[table],
-            class,
-            stamp_ns: self.now_ns(),
-        };
+        let wanted =
+            CellWanted { groups: orders, deposits: orders, bytes: self.geometry.token_bytes[table], class, stamp_ns };
         let cell = self.open_cell(slot, table, &wanted);
         let mixes = self.keygen.mixes(self.geometry.keys[table], window);
         for (order, owned) in self.geometry.orders[..orders].iter().enumerate() {

@@ -140,6 +140,7 @@ impl Slot {
         let cells = if is_request { limits.request_cells() } else { ROW_CELLS };
         let (ids, messages) =
             if is_request { (limits.recorded_ids(), limits.mailbox_messages as usize) } else { (0, 1) };
+        let steps = 2 * usize::from(limits.steps_in_flight);
         let front = Front {
             history: History::new(keygen, if is_request { limits.history_tail as usize } else { 0 }),
             drafts: Vec::with_capacity(if is_request { limits.draft_tokens as usize } else { 0 }),
@@ -149,7 +150,7 @@ impl Slot {
         };
         Self {
             tenure: Tenure::new(),
-            actor: RunGate::new(KeygenActor::new(History::new(keygen, ids), cells as usize, tables)),
+            actor: RunGate::new(KeygenActor::new(History::new(keygen, ids), cells as usize, tables, steps)),
             credit: Credit::new(cells),
             mailbox: Mailbox::new(messages),
             wishes: WishList::new(),

@@ -277,12 +277,17 @@ impl Steps {
         (step - self.first_slot) as usize * tables + table
     }
 
-    /// A forward pass begins: learns how long one takes. Long pauses are none.
+    /// A step begins: learns how long one takes.
     pub(crate) fn pace(&self, now_ns: u64) {
-        let since = now_ns.saturating_sub(self.last_ns.swap(now_ns, Ordering::Relaxed));
-        if (10_000..1_000_000_000).contains(&since) {
+        let last_ns = self.last_ns.swap(now_ns, Ordering::Relaxed);
+        self.learn(now_ns.saturating_sub(last_ns));
+    }
+
+    /// A forward pass took this long. Long pauses are none.
+    pub(crate) fn learn(&self, since_ns: u64) {
+        if (10_000..1_000_000_000).contains(&since_ns) {
             let step_ns = self.step_ns.load(Ordering::Relaxed);
-            self.step_ns.store(step_ns - step_ns / 8 + since / 8, Ordering::Relaxed); // a lost update does no harm
+            self.step_ns.store(step_ns - step_ns / 8 + since_ns / 8, Ordering::Relaxed); // a lost update does no harm
         }
     }
 
