@@ -269,8 +269,7 @@ impl IoActor {
         }
         self.repeat_paused();
         let in_flight = self.in_flight();
-        let may_sleep =
-            may_wait && self.raised.len() == self.raised_waiting && !self.can_take_in() && self.paused.is_empty();
+        let may_sleep = may_wait && !self.can_take_in_raised() && !self.can_take_in() && self.paused.is_empty();
         let queue = &self.core.doors[self.index].queue;
         if may_sleep && in_flight == 0 && queue.is_closed() && queue.is_empty() {
             return Ok(Selected::Stop);
@@ -301,7 +300,7 @@ impl IoActor {
     /// With reads paused there is nothing to be woken by when a pause ends: the actor naps, for less than a pause, instead of spinning.
     fn nap(&self) {
         let Some(due_ns) = self.paused.iter().map(|p| p.1).min() else { return };
-        if !self.completions.is_empty() || !self.raised.is_empty() || self.can_take_in() {
+        if !self.completions.is_empty() || self.can_take_in_raised() || self.can_take_in() {
             return;
         }
         let nap_max_ns = if self.paused.len() == self.in_flight() { NAP_ALONE_MAX_NS } else { NAP_MAX_NS };
@@ -362,7 +361,7 @@ impl IoActor {
             self.complete(completion);
         }
         self.completions = completions;
-        self.take_in_all_raised();
+        self.take_in_all_raised(true);
         for band in Band::ALL {
             while let Some(plan) = self.next_plan(band) {
                 self.unlist(plan);
@@ -374,7 +373,9 @@ impl IoActor {
         }
         self.start_reads();
         if !self.raised.is_empty() {
-            self.take_in_all_raised(); // a plan that has been started is given back, whoever still waits for room
+            // A plan that has been started is given back, whoever still waits for room. Nothing new: it would not be started before
+            // something else happens.
+            self.take_in_all_raised(false);
         }
     }
 

@@ -234,10 +234,24 @@ impl<'s> AwaitLayer<'s> {
 
     /// Looks once; registers `waker` before it does.
     fn look(&mut self, waker: Option<&Waker>) -> Poll<Result<LayerRows<'s>, AwaitError>> {
-        if self.stage == Stage::Fresh
-            && let Err(error) = self.claim()
-        {
-            return Poll::Ready(Err(error));
+        if self.stage == Stage::Fresh {
+            if let Of::Request(req, _) = self.of
+                && let Ok(slot) = self.core.slot_of(req)
+                && !slot.is_settled()
+            {
+                self.core.run(req.slot());
+                if !slot.is_settled() {
+                    // Another thread is about to cut the range: it takes a moment.
+                    waker.inspect(|waker| waker.wake_by_ref());
+                    return match self.ended().and_then(|()| self.core.check_open().map_err(Into::into)) {
+                        Ok(()) => Poll::Pending,
+                        Err(error) => Poll::Ready(Err(error)),
+                    };
+                }
+            }
+            if let Err(error) = self.claim() {
+                return Poll::Ready(Err(error));
+            }
         }
         if self.stage == Stage::Asking
             && let Of::Request(req, _) = self.of

@@ -76,6 +76,8 @@ pub(crate) struct KeygenActor {
     /// serving has come.
     drained: u64,
     waiting: VecDeque<CellRef>,
+    /// The engine waits for a range to be bound.
+    asked: bool,
     /// The range of `await_layer`, as a wish of the request's own step.
     own: Wish,
     /// Wishes of step slots, until their step is over.
@@ -101,6 +103,7 @@ impl KeygenActor {
             planned: 0,
             drained: 0,
             waiting: VecDeque::with_capacity(cells),
+            asked: false,
             own: Wish {
                 step: 0,
                 step_generation: OWN,
@@ -222,15 +225,12 @@ impl Core {
     /// Sees to everything there is for the actor. False: the budget is used up and a worker shall go on.
     fn look(&self, index: u32, actor: &mut KeygenActor, budget: &mut u32, wakes: &mut Wakes) -> bool {
         let slot = &self.slots[index as usize];
-        let asked = slot.bind.take(); // before the mailbox: what was fed before the wish is seen by it
+        actor.asked |= slot.bind.take(); // before the mailbox: what was fed before the wish is seen by it
         self.drain_mailbox(slot, actor, index, wakes);
         // Read after the admission was looked for: a request that ended before it was admitted is admitted and let go of all the same.
         let serves = matches!(actor.phase, Phase::Serving | Phase::Preempted);
         if serves && !slot.tenure.is_live() {
             if slot.tenure.is_pushing() {
-                if asked {
-                    slot.bind.raise();
-                }
                 return true; // the pusher will notify
             }
             self.let_go(index, slot, actor, wakes);
@@ -239,7 +239,7 @@ impl Core {
         match actor.phase {
             Phase::Vacant => true,
             Phase::Preempted => {
-                if asked {
+                if std::mem::take(&mut actor.asked) {
                     slot.taker.restart(); // the range that was asked for will not come
                 }
                 true
@@ -249,7 +249,7 @@ impl Core {
                 true
             }
             Phase::Serving => {
-                if asked {
+                if std::mem::take(&mut actor.asked) {
                     self.bind_own(index, slot, actor, wakes);
                 }
                 let stopped = self.plan(index, slot, actor, budget, wakes);
@@ -272,6 +272,7 @@ impl Core {
         layers.iter().for_each(|l| l.gate.reset());
         slot.taker.reset();
         let _ = slot.bind.take();
+        actor.asked = false;
         let _ = slot.admission.take();
         actor.phase = Phase::Vacant;
         self.free_slots.push(index).expect("as many places as slots");
@@ -309,6 +310,13 @@ impl Core {
 
     /// Applies a message.
     pub(crate) fn apply(&self, index: u32, actor: &mut KeygenActor, message: Message, wakes: &mut Wakes) {
+        self.apply_to(index, actor, message, wakes);
+        if message.cuts() {
+            self.slots[index as usize].cuts_applied.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn apply_to(&self, index: u32, actor: &mut KeygenActor, message: Message, wakes: &mut Wakes) {
         if message == Message::Resume && actor.phase == Phase::Preempted {
             self.serve(&self.slots[index as usize], actor);
             return;
@@ -421,7 +429,9 @@ impl Core {
     /// Lets go of everything that an ended or preempted request has.
     fn let_go(&self, index: u32, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
         let tail = slot.mailbox.tail();
-        while slot.mailbox.pop(tail).is_some() {}
+        while let Some(word) = slot.mailbox.pop(tail) {
+            slot.cuts_applied.fetch_add(u64::from(Message::from_word(word).cuts()), Ordering::Release);
+        }
         for at in actor.waiting.drain(..) {
             self.orphan_cell(at);
         }
@@ -473,7 +483,9 @@ impl Core {
         let end = if own.pos > to { pos } else { end };
         actor.own = Wish { pos, end, at: own.at.clamp(pos, end), ..own };
         slot.set_range(pos, (end - pos) as u32);
-        slot.taker.restart();
+        if !actor.asked {
+            slot.taker.restart(); // else the range in force is the next one already
+        }
     }
 
     // ---- wishes of steps -------------------------------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ pub(crate) enum Message {
 impl Message {
     const KIND_SHIFT: u32 = 56;
 
+    /// Whether it may cut the range that is awaited.
+    pub(crate) fn cuts(self) -> bool {
+        matches!(self, Self::Cut(_) | Self::Preempt | Self::Resume)
+    }
+
     fn to_word(self) -> u64 {
         let (kind, value) = match self {
             Self::Token { id, prefill: false } => (0, u64::from(id.to_word())),
@@ -116,6 +121,9 @@ pub(crate) struct Slot {
     pub(crate) admission: Admission<Admitted>,
     /// The engine waits for a range to be bound.
     pub(crate) bind: Ask,
+    /// Messages that may cut the range in force: sent by the front, and applied by the actor.
+    cuts_sent: AtomicU64,
+    pub(crate) cuts_applied: AtomicU64,
     /// The range in force, `start << 24 | tokens`, for the waiter; written before its layer gates can open.
     range: AtomicU64,
     pub(crate) taker: Taker,
@@ -158,6 +166,8 @@ impl Slot {
             planned: AtomicU64::new(0),
             admission: Admission::new(),
             bind: Ask::new(),
+            cuts_sent: AtomicU64::new(0),
+            cuts_applied: AtomicU64::new(0),
             range: AtomicU64::new(0),
             taker: Taker::new(),
             preempted: AtomicBool::new(false),
@@ -171,13 +181,18 @@ impl Slot {
         self.bind.raise();
     }
 
+    /// Whether the actor has applied every cut that was sent before the call: what awaits claim is not about to be cut.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.cuts_applied.load(Ordering::Acquire) == self.cuts_sent.load(Ordering::Acquire)
+    }
+
     /// First position and tokens of the bound range. For the waiter, after a layer gate is open.
     pub(crate) fn range(&self) -> (u64, u32) {
         let word = self.range.load(Ordering::Relaxed);
         (word >> RANGE_TOKENS_BITS, (word & ((1 << RANGE_TOKENS_BITS) - 1)) as u32)
     }
 
-    /// For the actor.
+    /// Sets the range in force. For the actor.
     pub(crate) fn set_range(&self, start: u64, tokens: u32) {
         self.range.store(start << RANGE_TOKENS_BITS | u64::from(tokens), Ordering::Relaxed);
     }
@@ -206,6 +221,12 @@ struct Change {
     cut: Option<u64>,
     /// Index of the first token to append.
     skip: usize,
+}
+
+impl Change {
+    fn cuts(&self) -> u64 {
+        u64::from(self.cut.is_some())
+    }
 }
 
 impl Core {
@@ -323,15 +344,20 @@ impl Core {
     }
 
     /// Gives messages to the actor: applies them, if nobody runs it, or leaves them in its mailbox. `change` is made to the front before
-    /// anybody can see the messages; if it is not made, nothing has happened.
+    /// anybody can see the messages; if it is not made, nothing has happened. `cuts`: how many of them are cuts.
     fn deliver(
         &self,
         index: u32,
         messages: impl ExactSizeIterator<Item = Message>,
+        cuts: u64,
         wakes: &mut Wakes,
         change: impl FnOnce(),
     ) -> Result<(), TokenError> {
         let slot = &self.slots[index as usize];
+        let change = || {
+            change();
+            slot.cuts_sent.fetch_add(cuts, Ordering::Release);
+        };
         if let Some(runner) = slot.actor.notify() {
             change();
             let mut messages = Some(messages);
@@ -398,7 +424,7 @@ impl Core {
         }
         let skip = change.skip;
         let tokens = (0..count).map(|i| Message::Token { id: id(skip + i), prefill: feed.prefill });
-        self.deliver(index, Messages::new(change, tokens), wakes, || {
+        self.deliver(index, Messages::new(change, tokens), change.cuts(), wakes, || {
             Self::make(front, change);
             (0..count).for_each(|i| front.history.append(id(skip + i)));
         })?;
@@ -469,7 +495,7 @@ impl Core {
             let cut = (same < toks.len() && same < there.len()).then_some(pos + same as u64);
             let change = Change { cut, ..Change::default() };
             let drafts = (same..toks.len()).map(|i| Message::Draft(id(i)));
-            self.deliver(req.slot(), Messages::new(change, drafts), wakes, || {
+            self.deliver(req.slot(), Messages::new(change, drafts), change.cuts(), wakes, || {
                 if cut.is_some() {
                     front.drafts.truncate(before + same);
                 }
@@ -502,7 +528,7 @@ impl Core {
             }
             let change = Change { commit: n, cut: left.then_some(end), skip: 0 };
             let tokens = bonus.map(|id| Message::Token { id, prefill: false });
-            self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), wakes, || {
+            self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), change.cuts(), wakes, || {
                 Self::make(front, change);
                 bonus.into_iter().for_each(|id| front.history.append(id));
             })?;
@@ -524,7 +550,9 @@ impl Core {
                 return Err(TokenError::HistoryUnavailable { pos, oldest });
             }
             let change = Change { cut: Some(pos), ..Change::default() };
-            self.deliver(req.slot(), Messages::new(change, std::iter::empty()), wakes, || Self::make(front, change))
+            self.deliver(req.slot(), Messages::new(change, std::iter::empty()), change.cuts(), wakes, || {
+                Self::make(front, change)
+            })
         })
     }
 
@@ -548,7 +576,7 @@ impl Core {
                     "requests_max (as many may be preempted); finish the request instead",
                 ));
             }
-            let delivered = self.deliver(req.slot(), std::iter::once(Message::Preempt), wakes, || {
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Preempt), 1, wakes, || {
                 front.preempted = true;
                 front.drafts.clear();
                 slot.preempted.store(true, Ordering::Release);
@@ -576,7 +604,7 @@ impl Core {
             }
             self.count_live()?;
             slot.admission.leave(Admitted { history: history.clone(), class: begin.class });
-            let delivered = self.deliver(req.slot(), std::iter::once(Message::Resume), wakes, || {
+            let delivered = self.deliver(req.slot(), std::iter::once(Message::Resume), 1, wakes, || {
                 front.history.copy_from(&history);
                 (front.profile, front.class, front.preempted) = (begin.profile, begin.class, false);
                 slot.planned.store(begin.start_pos, Ordering::Relaxed);

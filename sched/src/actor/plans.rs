@@ -28,6 +28,12 @@ impl IoActor {
         }
     }
 
+    /// Whether a raised plan is new, or one that waits would find room.
+    pub(super) fn can_take_in_raised(&self) -> bool {
+        let room = self.raised_waiting > 0 && self.room[Band::Decode as usize] >= self.plan_wants_max;
+        self.raised.len() > self.raised_waiting || room
+    }
+
     /// Whether a plan that waits would find room.
     pub(super) fn can_take_in(&self) -> bool {
         Band::ALL.into_iter().any(|band| self.next_plan(band).is_some())
@@ -74,13 +80,13 @@ impl IoActor {
         self.core.plans.release(plan, self.index);
     }
 
-    /// Sees to raised plans, as far as there is room for what they bring.
-    pub(super) fn take_in_all_raised(&mut self) {
+    /// Sees to raised plans that bring nothing new, and, if `new`, to others as far as there is room for what they bring.
+    pub(super) fn take_in_all_raised(&mut self, new: bool) {
         let mut raised = std::mem::take(&mut self.raised);
         raised.retain(|&plan| {
             let share = self.core.plans.share(plan, self.index);
             let brings_nothing = share & !self.notes[plan as usize].taken == 0;
-            let fits = brings_nothing || self.room[Band::Decode as usize] >= self.plan_wants_max;
+            let fits = brings_nothing || new && self.room[Band::Decode as usize] >= self.plan_wants_max;
             if fits {
                 self.take_in_raised(plan);
             }

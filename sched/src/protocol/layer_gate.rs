@@ -62,7 +62,7 @@ impl LayerGate {
     /// Keeps an incomplete layer from completing, until a [`LayerGate::complete`] of one. False: the last row has been counted.
     #[must_use]
     pub fn hold(&self) -> bool {
-        let more = |n: u32| (n > 1 && n != UNBOUND).then_some(n + 1);
+        let more = |n: u32| (n > 1 && n != UNBOUND).then(|| n + 1);
         self.remaining.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_ok()
     }
 
