@@ -378,7 +378,7 @@ impl Core {
         let RowAt { step, generation, table, row, entry } = at;
         let layer = self.steps.layer(step, table);
         let words = &layer.rows[row as usize];
-        if !words.start(generation) {
+        if !words.start(generation, cell.generation) {
             self.orphan_cell(cell);
             return;
         }
@@ -387,7 +387,7 @@ impl Core {
         body.row.store(row, Ordering::Relaxed);
         body.entry.store(entry, Ordering::Relaxed);
         self.bind_cell(cell.cell, wakes);
-        if !words.settle(generation, cell.cell, cell.generation) && self.orphan_cell(cell) {
+        if !words.settle(generation, cell.cell) && self.orphan_cell(cell) {
             self.count_rows(step, table, 1, wakes);
         }
     }
