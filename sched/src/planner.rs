@@ -452,6 +452,7 @@ impl Core {
             let (number, entry) = (node / self.steps.entries_max, node % self.steps.entries_max);
             let step = self.steps.first_slot + number;
             let left = &self.steps.get(step).entries[entry as usize];
+            let lease = &self.steps.get(step).lease;
             let pos = left.pos.load(Ordering::Relaxed);
             actor.early.push(Wish {
                 step,
@@ -464,6 +465,7 @@ impl Core {
                 at: pos,
                 after: left.after.load(Ordering::Relaxed),
             });
+            lease.release(); // the node may serve another step now
         }
         actor.early[new..].reverse();
     }

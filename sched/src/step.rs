@@ -8,7 +8,8 @@
 //! - A row is counted once at its gate, by the one that [`crate::protocol::step_row`] names.
 //! - Who counts the last row of a layer finishes it: zeroes the rows of failed entries, raises the fence, opens the gate. Nobody writes to the
 //!   destination afterwards.
-//! - A step slot serves the next step when its handle has let go and all its layers are complete ([`crate::protocol::lease`]).
+//! - A step slot serves the next step when its handle has let go, all its layers are complete and all its wishes taken
+//!   ([`crate::protocol::lease`]).
 
 use crate::core::{Cause, CellRef, Core, Failure, Geometry};
 use crate::delivery::{Destination, Place};

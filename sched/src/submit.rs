@@ -138,9 +138,9 @@ impl Drop for Claimed<'_> {
 }
 
 impl Core {
-    /// Claims a step slot for `layers` layers and a handle.
-    fn claim_step(&self, slot: Option<StepSlot>, layers: u32) -> Result<Claimed<'_>, StepError> {
-        let references = layers + 1;
+    /// Claims a step slot for `layers` layers, `wishes` that will be left, and a handle.
+    fn claim_step(&self, slot: Option<StepSlot>, layers: u32, wishes: u32) -> Result<Claimed<'_>, StepError> {
+        let references = layers + wishes + 1;
         let claim = |index: u32| {
             let generation = self.steps.get(index).lease.claim(references)?;
             Some(Claimed { core: self, index, generation, references })
@@ -195,7 +195,7 @@ impl Core {
     /// Gives the caller's own counts, and makes sure that the step ends if the scheduler does.
     fn commit_step(&self, mut step: Claimed<'_>, tables: std::ops::Range<usize>) -> (u32, u32) {
         let (index, generation) = (step.index, step.generation);
-        step.references = 0; // the handle's and the layers' now
+        step.references = 0; // the handle's, the layers' and the wishes' now
         let mut wakes = Wakes::default();
         let mut expires_ns = u64::MAX;
         for table in tables {
@@ -229,7 +229,7 @@ impl Core {
         if spec.entries.iter().any(|entry| entry.pos >= POSITION_MAX) {
             return Err(StepError::LimitReached("position"));
         }
-        let step = self.claim_step(spec.slot, tables as u32)?;
+        let step = self.claim_step(spec.slot, tables as u32, spec.entries.len() as u32)?;
         self.describe(&step, spec);
         let now_ns = self.now_ns();
         for table in 0..tables {
@@ -321,7 +321,7 @@ impl Core {
                 }
             }
         }
-        let step = self.claim_step(None, 1)?;
+        let step = self.claim_step(None, 1, u32::from(rows.tokens > 0))?;
         let claimed = self.steps.get(step.index);
         for token in 0..rows.tokens as usize {
             for head in 0..columns {
@@ -408,7 +408,8 @@ impl Drop for Held<'_, '_> {
     }
 }
 
-/// A submitted step. Dropping it releases it: its slot serves another step as soon as all its layers are complete.
+/// A submitted step. Dropping it releases it: its slot serves another step as soon as all its layers are complete and the
+/// requests' actors have seen that it is over.
 #[must_use = "a step that is dropped is released"]
 pub struct Step<'s> {
     core: &'s Core,
