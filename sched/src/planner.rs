@@ -418,7 +418,8 @@ impl Core {
             let token_bytes = self.geometry.token_bytes[table];
             let offset = self.limits.destination_offset(&self.geometry, index, table);
             let base = self.own_destination(offset, self.limits.await_tokens as usize * token_bytes);
-            layer.begin(OWN, base, token_bytes, tokens as u32, 1, now_ns + self.lead_ns(table));
+            layer.place(base, None);
+            layer.begin(OWN, token_bytes, tokens as u32, 1, now_ns + self.lead_ns(table));
             self.count_rows(index, table, 1, wakes);
         }
     }
@@ -706,8 +707,16 @@ impl Core {
                     return true;
                 }
                 let wish = actor.wishes[i];
+                let lease = &self.steps.get(wish.step).lease;
+                // The ids are the step's own as long as it is held; the next one's may be of another table, and out of this one's range.
+                if !lease.hold(wish.step_generation) {
+                    let _ = slot.credit.give(1); // the wish, if any, is this run's own
+                    actor.wishes[i].at = wish.end;
+                    break;
+                }
                 actor.wishes[i].at += 1;
                 self.plan_row_token(index, actor, &wish, wakes);
+                lease.release();
             }
         }
         actor.drafts.iter_mut().for_each(|draft| self.send(draft));
