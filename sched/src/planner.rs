@@ -72,6 +72,9 @@ pub(crate) struct KeygenActor {
     prefill_end: u64,
     cursor: u64,
     planned: u64,
+    /// Where the next range of `await_layer` begins: behind the last one, and behind what steps cover. It does not depend on how far
+    /// serving has come.
+    drained: u64,
     waiting: VecDeque<CellRef>,
     /// The range of `await_layer`, as a wish of the request's own step.
     own: Wish,
@@ -96,6 +99,7 @@ impl KeygenActor {
             prefill_end: 0,
             cursor: 0,
             planned: 0,
+            drained: 0,
             waiting: VecDeque::with_capacity(cells),
             own: Wish {
                 step: 0,
@@ -233,7 +237,13 @@ impl Core {
             actor.phase = Phase::Draining;
         }
         match actor.phase {
-            Phase::Vacant | Phase::Preempted => true,
+            Phase::Vacant => true,
+            Phase::Preempted => {
+                if asked {
+                    slot.taker.restart(); // the range that was asked for will not come
+                }
+                true
+            }
             Phase::Draining => {
                 self.recycle(index, slot, actor, wakes);
                 true
@@ -274,7 +284,8 @@ impl Core {
         actor.class = admitted.class;
         actor.history.copy_from(&admitted.history);
         let start = actor.history.position();
-        (actor.committed, actor.cursor, actor.planned, actor.prefill_end) = (start, start, start, 0);
+        (actor.committed, actor.cursor, actor.planned, actor.drained) = (start, start, start, start);
+        actor.prefill_end = 0;
         actor.own = Wish { pos: start, end: start, at: start, ..actor.own };
     }
 
@@ -313,8 +324,12 @@ impl Core {
                 if prefill {
                     actor.prefill_end = actor.committed;
                 }
+                self.cover(actor);
             }
-            Message::Draft(id) => actor.history.append(id),
+            Message::Draft(id) => {
+                actor.history.append(id);
+                self.cover(actor);
+            }
             Message::Commit(n) => self.commit(actor, n.into()),
             Message::Cut(to) => self.cut(index, actor, to, wakes),
             Message::Preempt => {
@@ -353,15 +368,32 @@ impl Core {
         actor.prefill_end = actor.prefill_end.min(to);
         self.shrink_waiting(actor, to);
         actor.cursor = actor.cursor.min(to);
+        actor.drained = actor.drained.min(to);
         if to < actor.own.end {
             self.cut_own(index, actor, to, wakes);
         }
-        for i in 0..actor.wishes.len() {
-            let wish = actor.wishes[i];
-            if to < wish.at {
-                self.fail_rows(&wish, wish.pos.max(to), wish.at, Cause::Cancelled, wakes);
+        // An entry that loses a token fails as a whole: what it still waits for is not waited for any more.
+        actor.wishes.retain(|wish| {
+            let kept = end <= wish.pos || wish.end.min(end) <= to;
+            if !kept {
+                // Rows before the cut that have a cell are delivered; those that wait for one are given up with the others.
+                self.fail_rows(wish, wish.pos.max(to).min(wish.at), wish.end, Cause::Cancelled, wakes);
             }
-        }
+            kept
+        });
+    }
+
+    /// Notes what running steps cover, after positions or steps have been added.
+    fn cover(&self, actor: &mut KeygenActor) {
+        let end = actor.end();
+        let covered = |wish: &Wish| if wish.pos < end && self.is_running(wish) { wish.end.min(end) } else { 0 };
+        actor.drained = actor.wishes.iter().map(covered).fold(actor.drained, u64::max);
+    }
+
+    /// Whether a wish's step has not been released.
+    fn is_running(&self, wish: &Wish) -> bool {
+        let step = self.steps.get(wish.step);
+        step.lease.is(wish.step_generation) && !step.released.load(Ordering::Relaxed)
     }
 
     /// Lets go of waiting cells from position `to` on.
@@ -408,9 +440,10 @@ impl Core {
 
     /// Binds the next range to the request's own step: what is committed beyond the cursor, at most `await_tokens_max` tokens.
     fn bind_own(&self, index: u32, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        let start = actor.cursor.min(actor.committed);
+        let start = actor.drained.min(actor.committed);
         let tokens = (actor.committed - start).min(u64::from(self.limits.await_tokens));
         actor.own = Wish { step: index, pos: start, end: start + tokens, at: start, ..actor.own };
+        actor.drained = actor.drained.max(actor.own.end);
         slot.set_range(start, tokens as u32); // ordered by the layer gates
         let now_ns = self.now_ns();
         self.steps.learn(now_ns - std::mem::replace(&mut actor.bound_ns, now_ns));
@@ -488,6 +521,7 @@ impl Core {
                 self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
             }
         }
+        self.cover(actor);
     }
 
     fn fail_early(&self, actor: &mut KeygenActor, wakes: &mut Wakes) {

@@ -190,6 +190,8 @@ pub(crate) struct StepEntry {
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) lease: Lease,
+    /// The step's handle has let go; for the requests that it covers.
+    pub(crate) released: AtomicBool,
     pub(crate) layers: Box<[StepLayer]>,
     /// None for a request's own step.
     pub(crate) entries: Box<[StepEntry]>,
@@ -204,6 +206,7 @@ impl Step {
     fn new(tables: usize, rows: usize, entries: usize, row_ids: usize) -> Self {
         Self {
             lease: Lease::new(),
+            released: AtomicBool::new(false),
             layers: (0..tables).map(|_| StepLayer::new(rows, entries.max(1))).collect(),
             entries: (0..entries).map(|_| StepEntry::default()).collect(),
             entries_len: AtomicU32::new(0),

@@ -288,6 +288,7 @@ impl Core {
     /// Writes down which rows belong to which entry. Before a layer begins: who ends layers reads it.
     fn describe(&self, step: &Claimed<'_>, spec: &StepSpec<'_>) {
         let claimed = self.steps.get(step.index);
+        claimed.released.store(false, Ordering::Relaxed);
         claimed.tokens.store(spec.padded_tokens, Ordering::Relaxed);
         claimed.entries_len.store(spec.entries.len() as u32, Ordering::Relaxed);
         let mut row = 0;
@@ -489,6 +490,7 @@ impl<'s> Step<'s> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
+        self.core.steps.get(self.index).released.store(true, Ordering::Relaxed);
         self.core.end_step(self.index, self.generation, FenceStatus::Cancelled);
         self.core.steps.get(self.index).lease.release();
     }
