@@ -1,7 +1,10 @@
 //! Layer gate and closing: remaining count and waker; await, poll, drop of the future; shutdown against a waiter.
 //!
 //! Scenarios: (a) two copiers and a waiter that sleeps; (b) a waiter that polls once, gives up and comes back; (c) shutdown against a
-//! waiter whose layer never completes; (d) shutdown against the last copy.
+//! waiter whose layer never completes; (d) shutdown against the last copy; (e) a hold against the last copy: it is refused, or the holder
+//! counts last and finishes.
+//!
+//! Every gate is armed with its rows, and the setter's own count beside them; who counts the last row finishes the layer, then opens it.
 #![cfg(loom)]
 
 use engram_sched_core::protocol::closing::Closing;
@@ -19,6 +22,8 @@ struct Layer {
     gate: LayerGate,
     closing: Closing,
     bytes: [UnsafeCell<u32>; 2],
+    /// What the finisher does before it opens the gate.
+    finished: UnsafeCell<u32>,
 }
 
 // SAFETY: whether accesses may overlap is what the models find out.
@@ -29,13 +34,21 @@ unsafe impl Send for Layer {}
 impl Layer {
     fn new() -> Arc<Self> {
         let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
-        Arc::new(Self { gate: LayerGate::new(), closing: Closing::new(), bytes })
+        Arc::new(Self { gate: LayerGate::new(), closing: Closing::new(), bytes, finished: UnsafeCell::new(0) })
     }
 
     fn copy(&self, at: usize) {
         // SAFETY: the copier's own range.
         self.bytes[at].with_mut(|b| unsafe { *b = 1 });
+        self.count();
+    }
+
+    /// Counts one; who counts the last finishes the layer, which nobody else touches then, and opens it.
+    fn count(&self) {
         if self.gate.complete(1) {
+            // SAFETY: the finisher's.
+            self.finished.with_mut(|f| unsafe { *f += 1 });
+            self.gate.open();
             self.gate.wake();
         }
     }
@@ -45,6 +58,8 @@ impl Layer {
             // SAFETY: the layer is complete.
             assert_eq!(bytes.with(|b| unsafe { *b }), 1, "a waiter saw an incomplete layer");
         }
+        // SAFETY: as above.
+        assert_eq!(self.finished.with(|f| unsafe { *f }), 1, "a waiter saw an unfinished layer");
     }
 
     /// Waits; true: complete, false: closed.
@@ -74,9 +89,7 @@ fn two_copiers() {
     let layer = Layer::new();
     layer.gate.arm(2);
     let threads = copiers(&layer);
-    if layer.gate.complete(1) {
-        layer.gate.wake();
-    }
+    layer.count();
     assert!(layer.wait());
     layer.look();
     threads.into_iter().for_each(|t| t.join().unwrap());
@@ -104,7 +117,7 @@ fn woken_or_done(layer: &Layer, others: Vec<thread::JoinHandle<()>>, done: impl 
 fn last_copy_against_sleep() {
     let layer = Layer::new();
     layer.gate.arm(1);
-    let _ = layer.gate.complete(1);
+    layer.count();
     let last = {
         let layer = Arc::clone(&layer);
         thread::spawn(move || layer.copy(0))
@@ -125,7 +138,7 @@ fn shutdown_against_sleep() {
 fn dropped_future() {
     let layer = Layer::new();
     layer.gate.arm(2);
-    let _ = layer.gate.complete(1);
+    layer.count();
     layer.copy(0);
     let last = {
         let layer = Arc::clone(&layer);
@@ -152,7 +165,7 @@ fn shutdown_against_waiter() {
 fn shutdown_against_last_copy() {
     let layer = Layer::new();
     layer.gate.arm(2);
-    let _ = layer.gate.complete(1);
+    layer.count();
     layer.copy(0);
     let closer = {
         let layer = Arc::clone(&layer);
@@ -169,10 +182,30 @@ fn shutdown_against_last_copy() {
     last.join().unwrap();
 }
 
+fn hold_against_last_copy() {
+    let layer = Layer::new();
+    layer.gate.arm(2);
+    layer.count();
+    layer.copy(0);
+    let last = {
+        let layer = Arc::clone(&layer);
+        thread::spawn(move || layer.copy(1))
+    };
+    if layer.gate.hold() {
+        // SAFETY: the gate cannot open under its holder.
+        assert_eq!(layer.finished.with(|f| unsafe { *f }), 0, "the layer was finished under a holder");
+        layer.count();
+    }
+    last.join().unwrap();
+    assert!(layer.gate.is_complete() && !layer.gate.hold(), "a layer did not complete");
+    layer.look();
+}
+
 #[test]
 fn layer_gate() {
     passes("layer gate, two copiers", two_copiers);
     passes("layer gate, dropped future", dropped_future);
+    passes("layer gate, hold against the last copy", hold_against_last_copy);
     catches("layer gate", Bug::LayerCompleteRelaxed, "Causality violation", two_copiers);
     passes("layer gate, last copy against sleep", last_copy_against_sleep);
     catches("layer gate", Bug::LayerRegisterLate, "the waiter sleeps for ever", last_copy_against_sleep);

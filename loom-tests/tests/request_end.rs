@@ -186,12 +186,12 @@ impl Slot {
         }
         for at in actor.bound.drain(..) {
             if self.orphan_cell(at) {
-                let _ = self.gate.complete(1);
+                let _ = self.count(1);
             }
         }
         let unplanned = actor.bound_end.saturating_sub(actor.planned.max(actor.bound_start)) as u32;
         if unplanned > 0 {
-            let _ = self.gate.complete(unplanned);
+            let _ = self.count(unplanned);
         }
         *wake = true;
         actor.phase = Phase::Draining;
@@ -213,7 +213,7 @@ impl Slot {
                 self.free_cell(cell.cell);
             }
         }
-        *wake |= self.gate.complete(1);
+        *wake |= self.count(1);
     }
 
     // ---- core.rs ---------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,16 @@ impl Slot {
         // SAFETY: the claimed cell's own.
         self.destination[at].with_mut(|d| unsafe { *d = bytes });
         self.cells[cell].finish();
-        self.gate.complete(1)
+        self.count(1)
+    }
+
+    /// `count_rows`: who counts the last row opens the gate, and wakes when it holds no claim.
+    fn count(&self, n: u32) -> bool {
+        let last = self.gate.complete(n);
+        if last {
+            self.gate.open();
+        }
+        last
     }
 
     fn free_cell(&self, cell: usize) {

@@ -4,7 +4,7 @@
 //! whose word is used again; (c) the claim is passed on to a worker in the middle.
 #![cfg(loom)]
 
-use engram_sched_core::protocol::mailbox::{Entry, Mailbox};
+use engram_sched_core::protocol::mailbox::Mailbox;
 use engram_sched_core::protocol::run_gate::RunGate;
 use engram_sched_core::sync::seeded::Bug;
 use loom::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use loom_tests::{catches, passes};
 
 struct Request {
     mailbox: Mailbox,
-    gate: RunGate<Vec<i32>>,
+    gate: RunGate<Vec<u64>>,
 }
 
 impl Request {
@@ -21,26 +21,32 @@ impl Request {
         Arc::new(Self { mailbox: Mailbox::new(capacity), gate: RunGate::new(Vec::new()) })
     }
 
-    fn push(&self, token: i32) {
-        while !self.mailbox.push([Entry { token, live: true }].into_iter()) {
+    fn push(&self, token: u64) {
+        while !self.mailbox.has_room(1) {
             thread::yield_now();
         }
+        self.mailbox.push([token].into_iter());
         self.run();
     }
 
     fn run(&self) {
         if let Some(runner) = self.gate.notify() {
             let left = runner.run(|seen| {
-                while let Some(entry) = self.mailbox.pop() {
-                    seen.push(entry.token);
-                }
+                self.drain(seen);
                 true
             });
             assert!(left.is_none());
         }
     }
 
-    fn seen(&self) -> Vec<i32> {
+    fn drain(&self, seen: &mut Vec<u64>) {
+        let tail = self.mailbox.tail();
+        while let Some(token) = self.mailbox.pop(tail) {
+            seen.push(token);
+        }
+    }
+
+    fn seen(&self) -> Vec<u64> {
         let mut seen = Vec::new();
         let runner = self.gate.notify().expect("a token was lost or out of order: the gate is claimed by nobody");
         runner.run(|all| {
@@ -77,7 +83,8 @@ fn passed_on() {
     let producer = {
         let (request, handed) = (Arc::clone(&request), Arc::clone(&handed));
         thread::spawn(move || {
-            assert!(request.mailbox.push([Entry { token: 7, live: true }].into_iter()));
+            assert!(request.mailbox.has_room(1));
+            request.mailbox.push([7].into_iter());
             if let Some(runner) = request.gate.notify()
                 && let Some(claim) = runner.run(|_| false)
             {
@@ -89,9 +96,7 @@ fn passed_on() {
     producer.join().unwrap();
     if let Some(claim) = handed.lock().unwrap().take() {
         request.gate.take_up(claim).run(|seen| {
-            while let Some(entry) = request.mailbox.pop() {
-                seen.push(entry.token);
-            }
+            request.drain(seen);
             true
         });
     }

@@ -461,7 +461,8 @@ impl Core {
             let token_bytes = self.geometry.token_bytes[table];
             let offset = self.limits.destination_offset(&self.geometry, index, table);
             let base = self.own_destination(offset, self.limits.await_tokens as usize * token_bytes);
-            layer.begin(OWN, base, token_bytes, tokens as u32, 1, now_ns + self.lead_ns(table));
+            layer.place(base, None);
+            layer.begin(OWN, token_bytes, tokens as u32, 1, now_ns + self.lead_ns(table));
             self.count_rows(index, table, 1, wakes);
         }
     }
@@ -497,6 +498,7 @@ impl Core {
             let (number, entry) = (node / self.steps.entries_max, node % self.steps.entries_max);
             let step = self.steps.first_slot + number;
             let left = &self.steps.get(step).entries[entry as usize];
+            let lease = &self.steps.get(step).lease;
             let pos = left.pos.load(Ordering::Relaxed);
             actor.early.push(Wish {
                 step,
@@ -509,6 +511,7 @@ impl Core {
                 at: pos,
                 after: left.after.load(Ordering::Relaxed),
             });
+            lease.release(); // the node may serve another step now
         }
         actor.early[new..].reverse();
     }
@@ -750,8 +753,16 @@ impl Core {
                     return true;
                 }
                 let wish = actor.wishes[i];
+                let lease = &self.steps.get(wish.step).lease;
+                // The ids are the step's own as long as it is held; the next one's may be of another table, and out of this one's range.
+                if !lease.hold(wish.step_generation) {
+                    let _ = slot.credit.give(1); // the wish, if any, is this run's own
+                    actor.wishes[i].at = wish.end;
+                    break;
+                }
                 actor.wishes[i].at += 1;
                 self.plan_row_token(index, actor, &wish, wakes);
+                lease.release();
             }
         }
         actor.drafts.iter_mut().for_each(|draft| self.send(draft));

@@ -122,7 +122,8 @@ fn read_window(core: &Core, table: usize, rows: &[RowId], out: &mut [u8]) -> Res
     let (heads, row_bytes) = (group_rows(core), core.geometry.row_bytes[table]);
     let cells = rows.len().div_ceil(heads) as u32;
     let now_ns = core.now_ns();
-    layer.begin(OWN, out.as_mut_ptr(), heads * row_bytes, cells, 1, now_ns);
+    layer.place(out.as_mut_ptr(), None);
+    layer.begin(OWN, heads * row_bytes, cells, 1, now_ns);
     let mut window = Window { core, step, table, rows: cells, armed: true, complete: false };
     let mut draft = PlanDraft::new(PlanClass::Bulk, now_ns);
     let mut wakes = Wakes::default();

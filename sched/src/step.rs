@@ -8,7 +8,8 @@
 //! - A row is counted once at its gate, by the one that [`crate::protocol::step_row`] names.
 //! - Who counts the last row of a layer finishes it: zeroes the rows of failed entries, raises the fence, opens the gate. Nobody writes to the
 //!   destination afterwards.
-//! - A step slot serves the next step when its handle has let go and all its layers are complete ([`crate::protocol::lease`]).
+//! - A step slot serves the next step when its handle has let go, all its layers are complete and all its wishes taken
+//!   ([`crate::protocol::lease`]).
 
 use crate::core::{Cause, CellRef, Core, Failure, Geometry};
 use crate::delivery::{Destination, Place};
@@ -84,17 +85,15 @@ impl StepLayer {
         }
     }
 
-    /// Sets the layer up: `rows` rows of `row_bytes` bytes from `base` on, for `entries` entries. For who owns the step.
-    pub(crate) fn begin(
-        &self,
-        generation: u32,
-        base: *mut u8,
-        row_bytes: usize,
-        rows: u32,
-        entries: usize,
-        deadline_ns: u64,
-    ) {
+    /// The layer will be written from `base` on; it is (or is not) in a registered destination, which the caller holds for it. For who owns
+    /// the step.
+    pub(crate) fn place(&self, base: *mut u8, dest: Option<u32>) {
         self.destination.set(base);
+        self.dest.store(dest.map_or(0, |index| index + 1), Ordering::Relaxed);
+    }
+
+    /// Sets the layer up, which has its place: `rows` rows of `row_bytes` bytes, for `entries` entries. For who owns the step.
+    pub(crate) fn begin(&self, generation: u32, row_bytes: usize, rows: u32, entries: usize, deadline_ns: u64) {
         self.row_bytes.store(row_bytes as u32, Ordering::Relaxed);
         for word in &self.failed[..entries.div_ceil(64)] {
             word.store(0, Ordering::Relaxed);
@@ -108,23 +107,16 @@ impl StepLayer {
         self.planned_ns.store(0, Ordering::Relaxed);
         self.ended.store(0, Ordering::Relaxed);
         self.status.store(FenceStatus::Pending as u32, Ordering::Relaxed);
-        self.dest.store(0, Ordering::Relaxed);
         self.rows_len.store(rows, Ordering::Relaxed);
         self.rows[..rows as usize].iter().for_each(|row| row.arm(generation));
         self.gate.arm(rows);
     }
 
-    /// The layer is written to a registered destination, which the caller holds for it.
-    pub(crate) fn hold_dest(&self, index: u32) {
-        self.dest.store(index + 1, Ordering::Relaxed);
-    }
-
-    /// The step was refused after all: nobody has seen the layer.
+    /// The step was refused after all; the layer has not begun.
     pub(crate) fn give_up(&self, dests: &Dests) {
         if let Some(dest) = self.dest.swap(0, Ordering::Relaxed).checked_sub(1) {
             dests.release(dest);
         }
-        self.gate.reset();
     }
 
     /// Rows that are counted.
@@ -381,7 +373,7 @@ impl Core {
         let RowAt { step, generation, table, row, entry } = at;
         let layer = self.steps.layer(step, table);
         let words = &layer.rows[row as usize];
-        if !words.start(generation) {
+        if !words.start(generation, cell.generation) {
             self.orphan_cell(cell);
             return;
         }
@@ -390,7 +382,7 @@ impl Core {
         body.row.store(row, Ordering::Relaxed);
         body.entry.store(entry, Ordering::Relaxed);
         self.bind_cell(cell.cell, wakes);
-        if !words.settle(generation, cell.cell, cell.generation) && self.orphan_cell(cell) {
+        if !words.settle(generation, cell.cell) && self.orphan_cell(cell) {
             self.count_rows(step, table, 1, wakes);
         }
     }

@@ -138,9 +138,9 @@ impl Drop for Claimed<'_> {
 }
 
 impl Core {
-    /// Claims a step slot for `layers` layers and a handle.
-    fn claim_step(&self, slot: Option<StepSlot>, layers: u32) -> Result<Claimed<'_>, StepError> {
-        let references = layers + 1;
+    /// Claims a step slot for `layers` layers, `wishes` that will be left, and a handle.
+    fn claim_step(&self, slot: Option<StepSlot>, layers: u32, wishes: u32) -> Result<Claimed<'_>, StepError> {
+        let references = layers + wishes + 1;
         let claim = |index: u32| {
             let generation = self.steps.get(index).lease.claim(references)?;
             Some(Claimed { core: self, index, generation, references })
@@ -161,27 +161,50 @@ impl Core {
         u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Sets one layer of a claimed step up, for `rows` rows and padding up to `padded`.
-    fn begin_layer(&self, step: &Claimed<'_>, table: usize, setup: &Setup<'_>) -> Result<(), StepError> {
-        let token_bytes = self.geometry.token_bytes[table];
-        let bytes = setup.padded as usize * token_bytes;
-        let dest = setup.dests.get(setup.number).copied().unwrap_or_default();
-        let base = match dest {
-            Dest::Registered { id, offset } => self.steps.dests.hold(id, offset, bytes)?,
+    /// Finds the destinations of a claimed step's layers. All of them before any layer begins: a gate that was armed cannot be taken back,
+    /// as somebody who takes the step for an earlier one may hold it.
+    fn place_layers(
+        &self,
+        step: &Claimed<'_>,
+        tables: std::ops::Range<usize>,
+        dests: &[Dest],
+        padded: u32,
+    ) -> Result<(), StepError> {
+        for (number, table) in tables.clone().enumerate() {
+            let dest = dests.get(number).copied().unwrap_or_default();
+            if let Err(error) = self.place_layer(step, table, dest, padded) {
+                (tables.start..table)
+                    .for_each(|placed| self.steps.layer(step.index, placed).give_up(&self.steps.dests));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn place_layer(&self, step: &Claimed<'_>, table: usize, dest: Dest, padded: u32) -> Result<(), StepError> {
+        let bytes = padded as usize * self.geometry.token_bytes[table];
+        let layer = self.steps.layer(step.index, table);
+        match dest {
+            Dest::Registered { id, offset } => {
+                let base = self.steps.dests.hold(id, offset, bytes)?;
+                layer.place(base, Some(id.index()));
+            }
             Dest::Slot => {
                 let offset = self.limits.destination_offset(&self.geometry, step.index, table);
-                self.own_destination(offset, bytes)
+                layer.place(self.own_destination(offset, bytes), None);
             }
-        };
+        }
+        Ok(())
+    }
+
+    /// Sets one layer of a claimed step up, for `rows` rows and padding up to `padded`. It has been placed.
+    fn begin_layer(&self, step: &Claimed<'_>, table: usize, setup: &Setup) {
+        let token_bytes = self.geometry.token_bytes[table];
         let layer = self.steps.layer(step.index, table);
         let deadline_ns = setup.deadline.unwrap_or(setup.now_ns + self.lead_ns(table));
-        layer.begin(step.generation, base, token_bytes, setup.rows, setup.entries, deadline_ns);
-        if let Dest::Registered { id, .. } = dest {
-            layer.hold_dest(id.index());
-        }
+        layer.begin(step.generation, token_bytes, setup.rows, setup.entries, deadline_ns);
         let padding = (setup.padded - setup.rows) as usize * token_bytes;
         self.zero(layer.destination(setup.rows), 0, padding);
-        Ok(())
     }
 
     /// From here on the layers' fences will be raised; their own counts are the caller's.
@@ -195,7 +218,7 @@ impl Core {
     /// Gives the caller's own counts, and makes sure that the step ends if the scheduler does.
     fn commit_step(&self, mut step: Claimed<'_>, tables: std::ops::Range<usize>) -> (u32, u32) {
         let (index, generation) = (step.index, step.generation);
-        step.references = 0; // the handle's and the layers' now
+        step.references = 0; // the handle's, the layers' and the wishes' now
         let mut wakes = Wakes::default();
         let mut expires_ns = u64::MAX;
         for table in tables {
@@ -229,23 +252,19 @@ impl Core {
         if spec.entries.iter().any(|entry| entry.pos >= POSITION_MAX) {
             return Err(StepError::LimitReached("position"));
         }
-        let step = self.claim_step(spec.slot, tables as u32)?;
+        let step = self.claim_step(spec.slot, tables as u32, spec.entries.len() as u32)?;
+        self.place_layers(&step, 0..tables, spec.dests, spec.padded_tokens)?;
         self.describe(&step, spec);
         let now_ns = self.now_ns();
         for table in 0..tables {
             let setup = Setup {
-                number: table,
-                dests: spec.dests,
                 deadline: spec.deadlines.get(table).map(|&at| self.since_epoch_ns(at)),
                 rows: rows as u32,
                 padded: spec.padded_tokens,
                 entries: spec.entries.len(),
                 now_ns,
             };
-            if let Err(error) = self.begin_layer(&step, table, &setup) {
-                (0..table).for_each(|begun| self.steps.layer(step.index, begun).give_up(&self.steps.dests));
-                return Err(error);
-            }
+            self.begin_layer(&step, table, &setup);
         }
         self.steps.pace(now_ns);
         self.counters.steps.add(1);
@@ -322,7 +341,8 @@ impl Core {
                 }
             }
         }
-        let step = self.claim_step(None, 1)?;
+        let step = self.claim_step(None, 1, u32::from(rows.tokens > 0))?;
+        self.place_layers(&step, table..table + 1, &[dest], rows.tokens)?;
         let claimed = self.steps.get(step.index);
         for token in 0..rows.tokens as usize {
             for head in 0..columns {
@@ -334,8 +354,6 @@ impl Core {
         claimed.layers.iter().for_each(|other| other.gate.reset());
         let now_ns = self.now_ns();
         let setup = Setup {
-            number: 0,
-            dests: &[dest],
             deadline: deadline.map(|at| self.since_epoch_ns(at)),
             rows: rows.tokens,
             padded: rows.tokens,
@@ -351,7 +369,7 @@ impl Core {
             node.tokens.store(1, Ordering::Relaxed);
             node.row.store(token as u32, Ordering::Relaxed);
         }
-        self.begin_layer(&step, table, &setup)?;
+        self.begin_layer(&step, table, &setup);
         self.counters.steps.add(1);
         self.launch(&step, table..table + 1, |_| now_ns.saturating_add(self.limits.watchdog_ns));
         if rows.tokens > 0 {
@@ -366,10 +384,7 @@ impl Core {
 }
 
 /// How a layer is set up.
-struct Setup<'a> {
-    /// The layer's place in `dests`.
-    number: usize,
-    dests: &'a [Dest],
+struct Setup {
     deadline: Option<u64>,
     rows: u32,
     padded: u32,
@@ -409,7 +424,8 @@ impl Drop for Held<'_, '_> {
     }
 }
 
-/// A submitted step. Dropping it releases it: its slot serves another step as soon as all its layers are complete.
+/// A submitted step. Dropping it releases it: its slot serves another step as soon as all its layers are complete and the
+/// requests' actors have seen that it is over.
 #[must_use = "a step that is dropped is released"]
 pub struct Step<'s> {
     core: &'s Core,

@@ -1,6 +1,7 @@
 //! Lease: who uses a slot of a step or of a registered destination, and when the slot may serve somebody else.
 //!
-//! One word, `generation << 32 | references`. A step has a reference of its handle, one for each layer that is not complete, and one of
+//! One word, `generation << 32 | references`. A step has a reference of its handle, one for each layer that is not complete, one for each
+//! wish that its actor has not taken (a step that was cancelled or timed out is over before; its nodes are still in lists), and one of
 //! whoever looks at it for a moment (a watchdog, a close); a destination has its registration's, and one for each layer that is written
 //! there. At 0 the slot is free; its generation moves on with the last reference.
 //!

@@ -18,8 +18,11 @@
 //!
 //! # Memory ordering
 //! Every step is a read-modify-write of the one word. R1 `settle` (Release) publishes the cell's generation, R2 `take` (Acquire) pairs
-//! with it. A word of another step generation refuses every step: a wish may outlive its step, and must not touch the next one. While a
-//! row is BINDING it is not counted, so the step cannot end under the binder.
+//! with it. A word of another step generation refuses every step: a wish may outlive its step, and must not touch the next one.
+//!
+//! From `start` until the cell is bound nobody counts the row, so the step cannot end under the binder: that is when the generation is
+//! written. Once the cell is bound it may be delivered and counted, and the row may serve the next step before the binder settles; a
+//! generation written there could be the next binder's.
 
 use crate::sync::seeded::{self, Bug};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -62,20 +65,30 @@ impl StepRow {
 
     /// Makes the row wait for a cell. For who sets the step up.
     pub fn arm(&self, generation: u32) {
-        self.word.store(word(generation, EMPTY), Ordering::Release);
+        let empty = word(generation, EMPTY);
+        if cfg!(loom) {
+            // The binder of the step before may still try to settle. Loom lets a store fall before a swap that did not see it, which no
+            // memory model does.
+            self.word.swap(empty, Ordering::Release);
+        } else {
+            self.word.store(empty, Ordering::Release);
+        }
     }
 
-    /// Starts to bind. False: the row was taken, or belongs to another step; the cell is not needed.
+    /// Starts to bind a cell of `cell_generation`. False: the row was taken, or belongs to another step; the cell is not needed.
     #[must_use]
-    pub fn start(&self, generation: u32) -> bool {
+    pub fn start(&self, generation: u32, cell_generation: u32) -> bool {
         let (empty, binding) = (word(generation, EMPTY), word(generation, BINDING));
-        self.word.compare_exchange(empty, binding, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let ours = self.word.compare_exchange(empty, binding, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if ours {
+            self.cell_generation.store(cell_generation, Ordering::Relaxed);
+        }
+        ours
     }
 
     /// The cell is bound. False: the row was taken meanwhile, and the binder takes the cell back, and counts.
     #[must_use]
-    pub fn settle(&self, generation: u32, cell: u32, cell_generation: u32) -> bool {
-        self.cell_generation.store(cell_generation, Ordering::Relaxed);
+    pub fn settle(&self, generation: u32, cell: u32) -> bool {
         let (binding, bound) = (word(generation, BINDING), word(generation, cell + CELL));
         self.word.compare_exchange(binding, bound, Ordering::AcqRel, Ordering::Relaxed).is_ok() // R1
             || seeded::is(Bug::StepRowForgetsTaken)

@@ -45,7 +45,8 @@ impl WishList {
         Self { head: AtomicU32::new(NIL) }
     }
 
-    /// Leaves a node. For its owner, until the node is taken.
+    /// Leaves a node. For its owner, who leaves it nowhere else and does not change it until it is taken: a node that is in a list twice
+    /// makes a ring of it. (The step's lease has a reference for each.)
     pub fn push(&self, node: u32, links: &WishLinks) {
         let ordering = if seeded::is(Bug::WishRelaxed) { Ordering::Relaxed } else { Ordering::Release };
         let mut head = self.head.load(Ordering::Relaxed);
