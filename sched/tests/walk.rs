@@ -21,7 +21,7 @@ const STEPS: usize = 3;
 const STEP_TOKENS: u32 = 96;
 
 /// Waits longer than any of these tests' disks can take.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request as the engine knows it.
 #[derive(Clone)]
