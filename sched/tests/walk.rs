@@ -390,7 +390,8 @@ impl<'s> Walk<'s> {
             let got = match running.step.await_layer(layer).wait_deadline(Instant::now() + PATIENCE) {
                 Ok(got) => got,
                 Err(error) => {
-                    let entries = running.entries.iter().map(|e| (e.req.to_string(), e.pos, e.tokens, e.known.is_some(), e.cut));
+                    let entries =
+                        running.entries.iter().map(|e| (e.req.to_string(), e.pos, e.tokens, e.known.is_some(), e.cut));
                     panic!("layer {layer} of {:?}: {error}", entries.collect::<Vec<_>>())
                 }
             };
