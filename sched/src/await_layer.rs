@@ -347,7 +347,7 @@ impl Drop for AwaitLayer<'_> {
                 let slot = self.slot(req);
                 self.core.steps.get(req.slot()).layers.iter().for_each(|layer| unregister(&layer.gate));
                 if self.stage == Stage::Asking {
-                    slot.taker.restart(); // nobody has asked
+                    slot.taker.withdraw(); // nobody has asked
                 }
                 slot.taker.unclaim();
                 self.let_go_of(slot);

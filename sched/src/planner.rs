@@ -240,7 +240,7 @@ impl Core {
             Phase::Vacant => true,
             Phase::Preempted => {
                 if std::mem::take(&mut actor.asked) {
-                    slot.taker.restart(); // the range that was asked for will not come
+                    slot.taker.withdraw(); // the range that was asked for will not come
                 }
                 true
             }
@@ -379,6 +379,7 @@ impl Core {
         actor.drained = actor.drained.min(to);
         if to < actor.own.end {
             self.cut_own(index, actor, to, wakes);
+            self.slots[index as usize].taker.restart();
         }
         // An entry that loses a token fails as a whole: what it still waits for is not waited for any more.
         actor.wishes.retain(|wish| {
@@ -437,6 +438,7 @@ impl Core {
         }
         actor.planned = actor.cursor;
         self.cut_own(index, actor, actor.own.pos, wakes);
+        slot.taker.withdraw();
         for i in 0..actor.wishes.len() {
             let wish = actor.wishes[i];
             self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
@@ -454,6 +456,7 @@ impl Core {
         let tokens = (actor.committed - start).min(u64::from(self.limits.await_tokens));
         actor.own = Wish { step: index, pos: start, end: start + tokens, at: start, ..actor.own };
         actor.drained = actor.drained.max(actor.own.end);
+        slot.taker.bound();
         slot.set_range(start, tokens as u32); // ordered by the layer gates
         let now_ns = self.now_ns();
         self.steps.learn(now_ns - std::mem::replace(&mut actor.bound_ns, now_ns));
@@ -484,9 +487,6 @@ impl Core {
         let end = if own.pos > to { pos } else { end };
         actor.own = Wish { pos, end, at: own.at.clamp(pos, end), ..own };
         slot.set_range(pos, (end - pos) as u32);
-        if !actor.asked {
-            slot.taker.restart(); // else the range in force is the next one already
-        }
     }
 
     // ---- wishes of steps -------------------------------------------------------------------------------------------------------

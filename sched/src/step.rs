@@ -322,12 +322,15 @@ impl Core {
         layer.status.store(status as u32, Ordering::Relaxed);
         layer.expires_ns.store(u64::MAX, Ordering::Relaxed); // a slot that is free never expires
         let dest = layer.dest.load(Ordering::Relaxed).checked_sub(1);
-        layer.gate.open();
         if slot {
-            self.steps.fences.words(self.steps.fence_index(index, table)).raise(status);
+            // Nothing is written any more: who sees the fence may unregister, who sees the gate open finds the fence raised.
             if let Some(dest) = dest {
                 self.steps.dests.release(dest);
             }
+            self.steps.fences.words(self.steps.fence_index(index, table)).raise(status);
+        }
+        layer.gate.open();
+        if slot {
             step.lease.release();
         }
     }

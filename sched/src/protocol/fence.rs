@@ -56,15 +56,17 @@ pub struct FenceWords {
 }
 
 impl FenceWords {
-    /// A step begins. For who sets it up.
-    pub(crate) fn expect(&self) {
+    /// A step begins. For who sets it up (and the models): not a part of the interface.
+    #[doc(hidden)]
+    pub fn expect(&self) {
         self.status.0.store(FenceStatus::Pending as u32, Ordering::Relaxed);
         let next = self.expected.0.load(Ordering::Relaxed) + 1;
         self.expected.0.store(next, Ordering::Release); // F1
     }
 
-    /// The layer is final. For the one who finishes it.
-    pub(crate) fn raise(&self, status: FenceStatus) {
+    /// The layer is final. For the one who finishes it; as above.
+    #[doc(hidden)]
+    pub fn raise(&self, status: FenceStatus) {
         let expected = self.expected.0.load(Ordering::Relaxed);
         if seeded::is(Bug::FenceBeforeStatus) {
             self.fence.0.store(expected, Ordering::Release);

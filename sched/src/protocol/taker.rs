@@ -1,8 +1,11 @@
 //! Taker: which layer of a range is due, who waits for it, and who still holds rows of it.
 //!
-//! One word of a request slot: `CLAIMED | BOUND | VOID | next layer << 15 | guards`. One await at a time has the claim; taking a layer turns
+//! One word of a request slot: `CLAIMED | BOUND | VOID | ASKED | next layer << 15 | guards`. One await at a time has the claim; taking a layer turns
 //! the claim into a guard. A range is asked for once (BOUND), survives awaits that are dropped, and gives way to the next range when
 //! all its layers have been taken, or it was cut (VOID), and all guards dropped: until then its bytes may be looked at.
+//!
+//! A range that has been asked for and not yet bound (ASKED) cannot be cut: a cut that the actor comes to meanwhile was made to the range
+//! before, and the new one is bound behind it.
 //!
 //! # Memory ordering
 //! Every step is a read-modify-write with AcqRel of the one word: a guard's last look at the bytes (released by `drop_guard`) happens
@@ -14,8 +17,9 @@ use crate::sync::{AtomicU32, Ordering};
 const CLAIMED: u32 = 1 << 31;
 const BOUND: u32 = 1 << 30;
 const VOID: u32 = 1 << 29;
+const ASKED: u32 = 1 << 28;
 const NEXT_SHIFT: u32 = 15;
-const NEXT: u32 = (1 << 14) - 1;
+const NEXT: u32 = (1 << 13) - 1;
 const GUARDS: u32 = (1 << 15) - 1;
 
 /// What a claim found.
@@ -65,7 +69,7 @@ impl Taker {
                 return Err(ClaimRefused::OutOfOrder(due));
             }
             let asks = over || word & BOUND == 0;
-            let claimed = if asks { CLAIMED | BOUND | guards } else { word | CLAIMED };
+            let claimed = if asks { CLAIMED | BOUND | ASKED | guards } else { word | CLAIMED };
             match self.word.compare_exchange_weak(word, claimed, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) if asks => return Ok(Claimed::AsksFor),
                 Ok(_) => return Ok(Claimed::Waits(due)),
@@ -85,8 +89,21 @@ impl Taker {
         self.word.fetch_and(!CLAIMED, Ordering::AcqRel);
     }
 
-    /// The range was cut or dropped (rollback, preemption): the next claim asks for a new one. For the slot's runner.
+    /// The range that was asked for is about to be bound. For the slot's runner.
+    pub fn bound(&self) {
+        self.word.fetch_and(!ASKED, Ordering::AcqRel);
+    }
+
+    /// The bound range was cut: the next claim asks for a new one. For the slot's runner.
     pub fn restart(&self) {
+        let is_bound = |w: u32| w & BOUND != 0 && (w & ASKED == 0 || seeded::is(Bug::TakerCutsAsked));
+        let void = |w: u32| is_bound(w).then_some(w | VOID);
+        let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, void);
+    }
+
+    /// The range is dropped, bound or not (preemption, or an await that gives up before it has asked): the next claim asks for a new one.
+    /// For the slot's runner, or the claimant that has not asked.
+    pub fn withdraw(&self) {
         let void = |w: u32| (w & BOUND != 0).then_some(w | VOID);
         let _ = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, void);
     }

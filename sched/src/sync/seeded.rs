@@ -46,6 +46,8 @@ pub enum Bug {
     CreditForgetsWant,
     /// A new range is asked for while guards of the last one are alive.
     TakerIgnoresGuards,
+    /// A cut takes back the range that was asked for after it.
+    TakerCutsAsked,
     /// Shutdown wakes the waiters before it raises the flag that they check.
     ShutdownWakesFirst,
     /// An actor sees all groups of a plan, also those that need nothing of it.
