@@ -471,7 +471,10 @@ impl Core {
     fn deposit_cell(&self, cell: u32) {
         match self.cells[cell as usize].deposit() {
             Deposited::Pending => {}
-            Deposited::Free => self.free_cell(cell),
+            Deposited::Free => {
+                self.counters.late_completions.add(1);
+                self.free_cell(cell);
+            }
             Deposited::Copy => {
                 let mut wakes = Wakes::default();
                 self.deliver_cell(cell, &mut wakes);

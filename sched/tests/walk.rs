@@ -599,7 +599,9 @@ fn walks_equal_the_oracle() {
     let (mut walks, mut operations, mut rows) = (0, 0, 0);
     let first = std::env::var("ENGRAM_WALK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     for seed in first.. {
-        for (kind, actors) in [(Kind::V41, 4)] {
+        for (kind, actors) in
+            [(Kind::Qwen, 1), (Kind::V41, 1), (Kind::V41, 2), (Kind::Qwen, 4), (Kind::V41, 4), (Kind::Qwen, 2)]
+        {
             let done = named(kind, actors, seed);
             (walks, operations, rows) = (walks + 1, operations + done.0, rows + done.1);
         }

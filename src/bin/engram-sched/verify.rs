@@ -155,6 +155,7 @@ fn options(args: &VerifyArgs) -> StartOptions {
         backend: args.backend.into(),
         direct: args.direct.into(),
         limits: Limits { requests_max: 16, await_tokens_max: CHUNK_TOKENS as u32, ..Limits::default() },
+        ..StartOptions::default()
     }
 }
 

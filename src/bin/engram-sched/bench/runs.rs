@@ -189,6 +189,7 @@ impl Runner<'_> {
                 arena_bytes_max: if in_flight == 0 { 0 } else { u64::from(in_flight) * self.read_buffer_bytes() },
                 ..Limits::default()
             },
+            ..StartOptions::default()
         }
     }
 
