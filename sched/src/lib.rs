@@ -19,12 +19,16 @@ mod engine_memory;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
+mod failure;
+#[cfg(not(loom))]
 pub mod io;
 mod limits;
 #[cfg(not(loom))]
 mod measures;
 #[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
+mod message;
 #[cfg(not(loom))]
 mod placement;
 #[cfg(not(loom))]

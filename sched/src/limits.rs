@@ -275,7 +275,7 @@ mod resolve {
         /// Words of rows, entries and row ids of all steps.
         fn steps_bytes(&self, geometry: &Geometry) -> u64 {
             let row = size_of::<crate::protocol::step_row::StepRow>() as u64;
-            let failure = size_of::<crate::core::Failure>() as u64;
+            let failure = size_of::<crate::failure::Failure>() as u64;
             let entry = size_of::<crate::step::StepEntry>() as u64;
             let tables = geometry.layers.len() as u64;
             let own = u64::from(self.request_slots) * u64::from(self.await_tokens) * tables * row;

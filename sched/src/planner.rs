@@ -18,18 +18,20 @@
 //! - Nobody waits for credit that waiting cells hold: where a wanted position lacks it, the furthest waiting cell is let go of.
 //! - A cut takes back everything at and beyond its position: cells, and rows of steps that are not complete, whose entries fail.
 
-use crate::core::{Cause, CellRef, CellWanted, Core};
+mod rows;
+mod wishes;
+
+use crate::core::{CellRef, CellWanted, Core};
+use crate::failure::Cause;
+use crate::message::Message;
 use crate::plan::{PLAN_GROUPS_MAX, PlanClass, PlanDraft};
 use crate::protocol::run_gate::{Claim, Runner};
-use crate::request::{Message, Slot};
+use crate::request::Slot;
 use crate::scheduler::RequestClass;
 use crate::step::{RowAt, Wakes};
 use crate::sync::Ordering;
-use engram_keygen::{History, RowId, Window};
+use engram_keygen::{History, Window};
 use std::collections::VecDeque;
-
-/// Tokens of a row read that is taken for a decode step: beyond that there must be prompts among them, which give way to decoding.
-const DECODE_ROWS_MAX: u64 = 256;
 
 /// Generation of the words of a request's own step: its rows are touched by its actor alone, and armed anew for each range.
 pub(crate) const OWN: u32 = 1;
@@ -448,120 +450,6 @@ impl Core {
         wakes.0.extend((0..actor.drafts.len() as u32).map(|table| (index, table)));
     }
 
-    // ---- the request's own step ------------------------------------------------------------------------------------------------
-
-    /// Binds the next range to the request's own step: what is committed beyond the cursor, at most `await_tokens_max` tokens.
-    fn bind_own(&self, index: u32, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        let start = actor.drained.min(actor.committed);
-        let tokens = (actor.committed - start).min(u64::from(self.limits.await_tokens));
-        actor.own = Wish { step: index, pos: start, end: start + tokens, at: start, ..actor.own };
-        actor.drained = actor.drained.max(actor.own.end);
-        slot.taker.bound();
-        slot.set_range(start, tokens as u32); // ordered by the layer gates
-        let now_ns = self.now_ns();
-        self.steps.learn(now_ns - std::mem::replace(&mut actor.bound_ns, now_ns));
-        for (table, layer) in self.steps.get(index).layers.iter().enumerate() {
-            let token_bytes = self.geometry.token_bytes[table];
-            let offset = self.limits.destination_offset(&self.geometry, index, table);
-            let base = self.own_destination(offset, self.limits.await_tokens as usize * token_bytes);
-            layer.place(base, None);
-            layer.begin(OWN, token_bytes, tokens as u32, 1, now_ns + self.lead_ns(table));
-            self.count_rows(index, table, 1, wakes);
-        }
-    }
-
-    /// Shortens the request's own range to end at `to`; its rows beyond are not delivered any more.
-    fn cut_own(&self, index: u32, actor: &mut KeygenActor, to: u64, wakes: &mut Wakes) {
-        let own = actor.own;
-        let from = to.max(own.pos);
-        for table in 0..actor.drafts.len() {
-            if from < own.end && self.steps.layer(index, table).gate.hold() {
-                let rows = (from - own.pos) as u32..(own.end - own.pos) as u32;
-                let taken: u32 = rows.map(|row| self.take_row(index, OWN, table, row).count).sum();
-                self.count_rows(index, table, taken + 1, wakes);
-            }
-        }
-        let slot = &self.slots[index as usize];
-        let pos = own.pos.min(to);
-        let end = from.min(own.end).max(pos);
-        let end = if own.pos > to { pos } else { end };
-        actor.own = Wish { pos, end, at: own.at.clamp(pos, end), ..own };
-        slot.set_range(pos, (end - pos) as u32);
-    }
-
-    // ---- wishes of steps -------------------------------------------------------------------------------------------------------
-
-    /// Takes the wishes that were left for a slot, oldest first.
-    fn take_wishes(&self, slot: &Slot, actor: &mut KeygenActor) {
-        let new = actor.early.len();
-        for node in slot.wishes.take(&self.steps.links) {
-            let (number, entry) = (node / self.steps.entries_max, node % self.steps.entries_max);
-            let step = self.steps.first_slot + number;
-            let left = &self.steps.get(step).entries[entry as usize];
-            let lease = &self.steps.get(step).lease;
-            let pos = left.pos.load(Ordering::Relaxed);
-            actor.early.push(Wish {
-                step,
-                step_generation: left.step_generation.load(Ordering::Relaxed),
-                request_generation: left.request_generation.load(Ordering::Relaxed),
-                entry,
-                row: left.row.load(Ordering::Relaxed),
-                pos,
-                end: pos + u64::from(left.tokens.load(Ordering::Relaxed)),
-                at: pos,
-                after: left.after.load(Ordering::Relaxed),
-            });
-            lease.release(); // the node may serve another step now
-        }
-        actor.early[new..].reverse();
-    }
-
-    /// Takes in the wishes whose turn it is.
-    fn accept_wishes(&self, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        actor.wishes.retain(|wish| self.steps.get(wish.step).lease.is(wish.step_generation));
-        let head = slot.mailbox.head();
-        let mut i = 0;
-        while let Some(&wish) = actor.early.get(i) {
-            if wish.after > head {
-                i += 1;
-                continue;
-            }
-            actor.early.remove(i);
-            if actor.phase == Phase::Serving && wish.request_generation == actor.generation {
-                actor.wishes.push(wish);
-            } else {
-                self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
-            }
-        }
-        self.cover(actor);
-    }
-
-    fn fail_early(&self, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        while let Some(wish) = actor.early.pop() {
-            self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
-        }
-    }
-
-    /// The rows of positions `from..to` of a wish will not be what they should: its entry fails, in each layer that is not complete.
-    fn fail_rows(&self, wish: &Wish, from: u64, to: u64, cause: Cause, wakes: &mut Wakes) {
-        for table in 0..self.geometry.layers.len() {
-            let layer = self.steps.layer(wish.step, table);
-            if !layer.gate.hold() {
-                continue;
-            }
-            let mut count = 1;
-            // While the gate is held the step cannot end, so it is this one or another until the end of the block.
-            if self.steps.get(wish.step).lease.is(wish.step_generation) && from < to {
-                layer.fail(wish.entry, |f| f.set_cause(cause, from));
-                for pos in from..to {
-                    let row = wish.row + (pos - wish.pos) as u32;
-                    count += self.take_row(wish.step, wish.step_generation, table, row).count;
-                }
-            }
-            self.count_rows(wish.step, table, count, wakes);
-        }
-    }
-
     // ---- planning --------------------------------------------------------------------------------------------------------------
 
     /// When a layer of a step that begins now is due, from now.
@@ -734,83 +622,5 @@ impl Core {
             self.send(draft);
             (draft.class, draft.deadline_ns) = (class, deadline_ns);
         }
-    }
-
-    // ---- row reads -------------------------------------------------------------------------------------------------------------
-
-    /// The actor of row reads: plans the rows of `submit_rows`, step by step, as credit comes back.
-    fn look_at_rows(&self, index: u32, actor: &mut KeygenActor, wakes: &mut Wakes) -> bool {
-        let slot = &self.slots[index as usize];
-        self.take_wishes(slot, actor);
-        let mut early = std::mem::take(&mut actor.early);
-        actor.wishes.append(&mut early);
-        actor.early = early;
-        actor.wishes.retain(|wish| wish.at < wish.end && self.steps.get(wish.step).lease.is(wish.step_generation));
-        for i in 0..actor.wishes.len() {
-            while actor.wishes[i].at < actor.wishes[i].end {
-                if !slot.credit.take(1) {
-                    actor.drafts.iter_mut().for_each(|draft| self.send(draft));
-                    return true;
-                }
-                let wish = actor.wishes[i];
-                let lease = &self.steps.get(wish.step).lease;
-                // The ids are the step's own as long as it is held; the next one's may be of another table, and out of this one's range.
-                if !lease.hold(wish.step_generation) {
-                    let _ = slot.credit.give(1); // the wish, if any, is this run's own
-                    actor.wishes[i].at = wish.end;
-                    break;
-                }
-                actor.wishes[i].at += 1;
-                self.plan_row_token(index, actor, &wish, wakes);
-                lease.release();
-            }
-        }
-        actor.drafts.iter_mut().for_each(|draft| self.send(draft));
-        true
-    }
-
-    /// One token of a row read: a group for each order, of rows by id.
-    fn plan_row_token(&self, index: u32, actor: &mut KeygenActor, wish: &Wish, wakes: &mut Wakes) {
-        let step = self.steps.get(wish.step);
-        let table = wish.after as usize; // a row read comes after no message
-        let token = (wish.at - wish.pos) as usize;
-        let columns = self.geometry.columns;
-        let mut ids = [0 as RowId; engram_keygen::ORDERS_MAX * engram_keygen::HEADS_MAX];
-        let ids = &mut ids[..columns];
-        for (id, word) in ids.iter_mut().zip(&step.row_ids[token * columns..]) {
-            *id = word.load(Ordering::Relaxed);
-        }
-        let orders = self.geometry.orders.len();
-        let draft = &mut actor.drafts[table];
-        // A step of decoding requests, or one with prompts in it.
-        let decodes = wish.end - wish.pos <= DECODE_ROWS_MAX;
-        let class = if decodes { PlanClass::DecodeDemand } else { PlanClass::PrefillDemand };
-        let deadline_ns = step.layers[table].deadline_ns.load(Ordering::Relaxed);
-        self.make_room(draft, orders, class, deadline_ns);
-        let mut rest: &[RowId] = ids;
-        let mut groups = [&ids[..0]; engram_keygen::ORDERS_MAX];
-        for (group, owned) in groups.iter_mut().zip(&self.geometry.orders) {
-            (*group, rest) = rest.split_at(owned.heads.len());
-        }
-        let real = |rows: &&[RowId]| rows.iter().any(|&row| row != crate::core::NO_ROW);
-        let wanted = CellWanted {
-            groups: orders,
-            deposits: groups[..orders].iter().filter(|rows| real(rows)).count(),
-            bytes: self.geometry.token_bytes[table],
-            class,
-            stamp_ns: self.now_ns(),
-        };
-        let cell = self.open_cell(index, table, &wanted);
-        for (order, rows) in groups[..orders].iter().enumerate() {
-            self.want_rows(cell.cell, table, order, rows, draft);
-        }
-        let at = RowAt {
-            step: wish.step,
-            generation: wish.step_generation,
-            table,
-            row: wish.row + token as u32,
-            entry: wish.entry + token as u32,
-        };
-        self.bind_row(at, cell, wakes);
     }
 }

@@ -11,6 +11,7 @@
 use crate::TokenError;
 use crate::core::Core;
 use crate::limits::{ROW_CELLS, Resolved};
+use crate::message::{Change, Message, Messages, POSITION_MAX};
 use crate::planner::KeygenActor;
 use crate::protocol::admission::Admission;
 use crate::protocol::ask::Ask;
@@ -48,64 +49,6 @@ pub(crate) struct Admitted {
     pub(crate) history: History,
     pub(crate) class: RequestClass,
 }
-
-/// A message to a request's keygen actor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Message {
-    /// A committed token at the end.
-    Token {
-        id: Id,
-        prefill: bool,
-    },
-    /// One more draft.
-    Draft(Id),
-    /// The first drafts are committed.
-    Commit(u32),
-    /// Cuts everything from this position on, drafts included.
-    Cut(u64),
-    Preempt,
-    /// What is to be resumed lies with the admission.
-    Resume,
-}
-
-impl Message {
-    const KIND_SHIFT: u32 = 56;
-
-    /// Whether it may cut the range that is awaited.
-    pub(crate) fn cuts(self) -> bool {
-        matches!(self, Self::Cut(_) | Self::Preempt | Self::Resume)
-    }
-
-    fn to_word(self) -> u64 {
-        let (kind, value) = match self {
-            Self::Token { id, prefill: false } => (0, u64::from(id.to_word())),
-            Self::Token { id, prefill: true } => (1, u64::from(id.to_word())),
-            Self::Draft(id) => (2, u64::from(id.to_word())),
-            Self::Commit(n) => (3, u64::from(n)),
-            Self::Cut(to) => (4, to),
-            Self::Preempt => (5, 0),
-            Self::Resume => (6, 0),
-        };
-        kind << Self::KIND_SHIFT | value
-    }
-
-    pub(crate) fn from_word(word: u64) -> Self {
-        let value = word & ((1 << Self::KIND_SHIFT) - 1);
-        let id = Id::from_word(value as u32);
-        match word >> Self::KIND_SHIFT {
-            0 => Self::Token { id, prefill: false },
-            1 => Self::Token { id, prefill: true },
-            2 => Self::Draft(id),
-            3 => Self::Commit(value as u32),
-            4 => Self::Cut(value),
-            5 => Self::Preempt,
-            _ => Self::Resume,
-        }
-    }
-}
-
-/// Positions stay below this: a position fits a message, and a word together with a range.
-pub(crate) const POSITION_MAX: u64 = 1 << 40;
 
 /// A request's place in the scheduler.
 #[derive(Debug)]
@@ -211,21 +154,6 @@ pub(crate) struct Feed<'a> {
 impl Feed<'_> {
     fn is_live(&self, i: usize) -> bool {
         self.live.is_none_or(|live| live[i])
-    }
-}
-
-/// What a call changes: cut at a position, commit drafts, append tokens. In this order.
-#[derive(Clone, Copy, Default)]
-struct Change {
-    commit: u32,
-    cut: Option<u64>,
-    /// Index of the first token to append.
-    skip: usize,
-}
-
-impl Change {
-    fn cuts(&self) -> u64 {
-        u64::from(self.cut.is_some())
     }
 }
 
@@ -680,32 +608,3 @@ impl Core {
         }
     }
 }
-
-/// A change and what is appended after it, as messages.
-struct Messages<I> {
-    commit: Option<Message>,
-    cut: Option<Message>,
-    rest: I,
-}
-
-impl<I: ExactSizeIterator<Item = Message>> Messages<I> {
-    fn new(change: Change, rest: I) -> Self {
-        let commit = (change.commit > 0).then_some(Message::Commit(change.commit));
-        Self { commit, cut: change.cut.map(Message::Cut), rest }
-    }
-}
-
-impl<I: ExactSizeIterator<Item = Message>> Iterator for Messages<I> {
-    type Item = Message;
-
-    fn next(&mut self) -> Option<Message> {
-        self.commit.take().or_else(|| self.cut.take()).or_else(|| self.rest.next())
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let n = usize::from(self.commit.is_some()) + usize::from(self.cut.is_some()) + self.rest.len();
-        (n, Some(n))
-    }
-}
-
-impl<I: ExactSizeIterator<Item = Message>> ExactSizeIterator for Messages<I> {}

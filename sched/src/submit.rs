@@ -5,8 +5,8 @@
 
 use crate::await_layer::AwaitLayer;
 use crate::core::{Core, NO_ROW};
+use crate::message::POSITION_MAX;
 use crate::protocol::fence::FenceStatus;
-use crate::request::POSITION_MAX;
 use crate::scheduler::{Layer, RequestId};
 use crate::step::Wakes;
 use crate::sync::Ordering;
