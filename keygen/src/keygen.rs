@@ -72,9 +72,6 @@ struct Table {
 pub struct Id(pub(crate) i32);
 
 impl Id {
-    /// A masked position of an Engram model.
-    pub(crate) const DEAD: Self = Self(DEAD);
-
     /// As a word, for a queue between the one who checks tokens and the one who hashes them.
     #[inline]
     pub fn to_word(self) -> u32 {

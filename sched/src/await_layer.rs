@@ -234,6 +234,9 @@ impl<'s> AwaitLayer<'s> {
 
     /// Looks once; registers `waker` before it does.
     fn look(&mut self, waker: Option<&Waker>) -> Poll<Result<LayerRows<'s>, AwaitError>> {
+        if self.core.is_forked_child() {
+            return Poll::Ready(Err(Closed::ForkedChild.into())); // also a layer that is complete: its bytes are not mapped here
+        }
         if self.stage == Stage::Fresh {
             if let Of::Request(req, _) = self.of
                 && let Ok(slot) = self.core.slot_of(req)
@@ -336,6 +339,9 @@ impl<'s> Future for AwaitLayer<'s> {
 
 impl Drop for AwaitLayer<'_> {
     fn drop(&mut self) {
+        if self.core.is_forked_child() {
+            return;
+        }
         let table = match self.stage {
             Stage::Fresh | Stage::Over => return,
             Stage::Asking => 0,
@@ -401,7 +407,12 @@ impl LayerRows<'_> {
     }
 
     /// `tokens * heads * row_bytes` bytes, contiguous, heads in the order of the model's concatenation.
+    ///
+    /// Empty in a child of `fork(2)`, where the memory is not mapped.
     pub fn bytes(&self) -> &[u8] {
+        if self.core.is_forked_child() {
+            return &[];
+        }
         let bytes = self.tokens as usize * self.core.geometry.token_bytes[self.table];
         self.core.delivered(self.core.steps.layer(self.step, self.table).destination(0), bytes)
     }
@@ -409,7 +420,7 @@ impl LayerRows<'_> {
     /// One row.
     ///
     /// # Panics
-    /// If `token` or `head` is out of range.
+    /// If `token` or `head` is out of range, or in a child of `fork(2)`.
     pub fn row(&self, token: usize, head: usize) -> &[u8] {
         let [tokens, heads, row_bytes] = self.shape();
         assert!(token < tokens && head < heads, "token {token} of {tokens}, head {head} of {heads}");
@@ -419,7 +430,7 @@ impl LayerRows<'_> {
 
 impl Drop for LayerRows<'_> {
     fn drop(&mut self) {
-        let Some(slot) = self.slot else { return };
+        let Some(slot) = self.slot.filter(|_| !self.core.is_forked_child()) else { return };
         let held = &self.core.slots[slot as usize];
         held.taker.drop_guard();
         if held.tenure.release() {

@@ -20,8 +20,14 @@ use crate::protocol::plan_slab::{PlanLink, PlanRef, Urgency};
 use crate::request::Slot;
 use crate::stats::Counters;
 use crate::step::{Steps, Wakes};
+<<<<<<< HEAD
 use crate::sync::{Arc, AtomicU32, AtomicU64, BoundedQueue, Mutex, OnceLock, Ordering, lock};
 use crate::{Closed, Layer, StartError};
+=======
+use crate::sync::process::Process;
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, BoundedQueue, Mutex, OnceLock, Ordering, lock};
+use crate::{Closed, EntryFailure, Layer, ReadError, StartError};
+>>>>>>> keygen
 use engram_keygen::{Keygen, ORDERS_MAX, RowId};
 use engram_store::{DataFile, Table};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -165,6 +171,7 @@ pub(crate) struct Core {
     pub(crate) plans: PlanSlab,
     pub(crate) doors: Vec<ActorDoor>,
     closing: Closing,
+    process: Process,
     /// Requests that have begun and not ended; at most `requests_max`.
     pub(crate) live: AtomicU32,
     /// Requests that are preempted; at most `requests_max`.
@@ -246,6 +253,8 @@ impl Core {
                 .map(|_| ActorDoor { queue: PlanQueue::new(plans as usize), waker: OnceLock::new() })
                 .collect(),
             closing: Closing::new(),
+            process: Process::current()
+                .map_err(|source| StartError::Memory { bytes: crate::batch::PAGE_BYTES, source })?,
             live: AtomicU32::new(0),
             preempted: AtomicU32::new(0),
             interactive_live: AtomicU32::new(0),
@@ -277,7 +286,19 @@ impl Core {
         }
     }
 
+    /// Whether this is a child of `fork(2)`: then nothing here may be touched, and locks may be held for ever.
+    #[inline]
+    pub(crate) fn is_forked_child(&self) -> bool {
+        self.process.is_forked_child()
+    }
+
+    /// For calls that are allowed when the scheduler has closed.
+    pub(crate) fn check_process(&self) -> Result<(), Closed> {
+        if self.is_forked_child() { Err(Closed::ForkedChild) } else { Ok(()) }
+    }
+
     pub(crate) fn check_open(&self) -> Result<(), Closed> {
+        self.check_process()?;
         Self::reason(self.closing.reason()).map_or(Ok(()), Err)
     }
 
@@ -305,6 +326,9 @@ impl Core {
 
     /// Ends service because something inside failed: the note first, so that whoever sees the end finds the cause.
     pub(crate) fn fail(&self, note: String) {
+        if self.is_forked_child() {
+            return; // a panic of the child's
+        }
         lock(&self.failures).push(note);
         self.close(Closed::Fatal);
     }

@@ -76,6 +76,7 @@ impl Scheduler {
     /// # Errors
     /// [`StepError::Busy`] while a layer that is written there is not complete; [`StepError::UnknownDest`].
     pub fn unregister(&self, dest: DestId) -> Result<(), StepError> {
+        self.core().check_process()?;
         self.core().steps.dests.unregister(dest)
     }
 
@@ -87,6 +88,7 @@ impl Scheduler {
     /// # Safety
     /// The memory stays mapped as long as a handle of the scheduler lives and its threads run, and only the scheduler writes it.
     pub unsafe fn supply_fences(&self, memory: Memory) -> Result<(), StepError> {
+        self.core().check_process()?;
         let fences = &self.core().steps.fences;
         if memory.len < fences.bytes() {
             return Err(StepError::WrongSize { need: fences.bytes(), got: memory.len });

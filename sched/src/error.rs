@@ -13,6 +13,11 @@ pub enum Closed {
     /// An actor panicked or its I/O path broke: `stats().backends` has the cause among its notes. Reopen the scheduler.
     #[error("the scheduler failed for good: an I/O actor stopped (the notes of stats().backends say why); reopen it")]
     Fatal,
+    /// This process is a child of `fork(2)`: threads, ring and buffers are the parent's, and the handle does nothing here.
+    #[error(
+        "the scheduler belongs to the parent of this forked process; start another one here, or fork before starting it"
+    )]
+    ForkedChild,
 }
 
 /// Errors of [`Scheduler::start`](crate::Scheduler::start).
@@ -299,4 +304,9 @@ pub enum ShutdownError {
         /// Reads still out.
         reads: u64,
     },
+    /// This process is a child of `fork(2)`; nothing was done.
+    #[error(
+        "the scheduler belongs to the parent of this forked process, which shuts it down; there is nothing to end here"
+    )]
+    ForkedChild,
 }

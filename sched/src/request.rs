@@ -595,7 +595,7 @@ impl Core {
     /// Ends a request; idempotent. Its waiter gets an error, its reads in flight come home as orphans.
     pub(crate) fn end(&self, req: RequestId) {
         let Ok(slot) = self.slot_of(req) else { return };
-        if slot.tenure.end(req.generation()) {
+        if !self.is_forked_child() && slot.tenure.end(req.generation()) {
             match slot.counted.swap(NONE, Ordering::AcqRel) {
                 PREEMPTED => self.preempted.fetch_sub(1, Ordering::Relaxed),
                 _ => self.live.fetch_sub(1, Ordering::Relaxed),

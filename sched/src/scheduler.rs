@@ -110,6 +110,9 @@ pub struct Parts {
 /// thread. The last handle's drop shuts down.
 ///
 /// Calls of the token plane never wait. An error consumes nothing.
+///
+/// A child of `fork(2)` cannot use it: there every call gives [`Closed::ForkedChild`](crate::Closed::ForkedChild), and dropping handles,
+/// awaits, guards and steps does nothing. The parent is not affected. Memory of rows is not mapped in a child.
 #[derive(Clone)]
 pub struct Scheduler {
     inner: Arc<Inner>,
@@ -126,6 +129,13 @@ const DROP_SHUTDOWN: Duration = Duration::from_secs(5);
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.core.is_forked_child() {
+            // All of it is the parent's. The handles name threads that do not exist here, and what the core has mapped is not mapped here,
+            // or is something else by now.
+            self.threads.forget();
+            std::mem::forget(Arc::clone(&self.core));
+            return;
+        }
         let _ = self.threads.shutdown(&self.core, DROP_SHUTDOWN);
     }
 }
@@ -171,7 +181,7 @@ impl Scheduler {
         Ok(self.stats())
     }
 
-    /// Counters since start.
+    /// Counters since start. In a child of `fork(2)` those of the parent at the fork, without reports of its backends.
     pub fn stats(&self) -> Stats {
         self.core().counters.snapshot(self.inner.threads.reports(self.core()))
     }

@@ -255,6 +255,9 @@ impl Threads {
 
     /// What each actor's backend uses; the first also tells why the scheduler failed, if it did.
     pub(crate) fn reports(&self, core: &Core) -> Vec<BackendReport> {
+        if core.is_forked_child() {
+            return Vec::new(); // the lock may be held for ever
+        }
         let mut reports = lock(&self.board.state).reports.clone();
         if let Some(first) = reports.first_mut() {
             first.notes.extend(lock(&core.failures).iter().cloned());
@@ -262,8 +265,17 @@ impl Threads {
         reports
     }
 
+    /// Leaves the threads alone: in a child of `fork(2)` there are none, and what is known of them must not be given back.
+    pub(crate) fn forget(&mut self) {
+        let handles = self.handles.get_mut().unwrap_or_else(|e| e.into_inner());
+        std::mem::take(handles).into_iter().for_each(std::mem::forget);
+    }
+
     /// Closes the core and waits, at most `timeout`, for its threads.
     pub(crate) fn shutdown(&self, core: &Core, timeout: Duration) -> Result<(), ShutdownError> {
+        if core.is_forked_child() {
+            return Err(ShutdownError::ForkedChild);
+        }
         core.close(Closed::Shutdown);
         let this = thread::current().id();
         if lock(&self.handles).iter().any(|handle| handle.thread().id() == this) {

@@ -490,6 +490,9 @@ impl<'s> Step<'s> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
+        if self.core.is_forked_child() {
+            return; // its fences may be in memory that is shared with the parent
+        }
         self.core.steps.get(self.index).released.store(true, Ordering::Relaxed);
         self.core.end_step(self.index, self.generation, FenceStatus::Cancelled);
         self.core.steps.get(self.index).lease.release();

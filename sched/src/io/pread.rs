@@ -11,9 +11,10 @@
 use super::wake::Sleeper;
 use super::{
     Arena, Backend, BackendOptions, BackendReport, Completion, FileSet, ReadAt, ReadOp, SpawnThread, Wait, WakeBackend,
-    slots::Slots,
+    arena::PAGE_BYTES, slots::Slots,
 };
 use crate::StartError;
+use crate::sync::process::Process;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, thread};
 use engram_store::FileId;
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ pub struct PreadBackend {
     queued: Vec<ReadOp>,
     notes: Vec<String>,
     /// The process that has the workers: a child of `fork(2)` has none.
-    process: u32,
+    process: Process,
     /// Whether somebody has waited for the end already; dropping then does not wait again.
     drained: bool,
 }
@@ -76,6 +77,7 @@ impl PreadBackend {
             done: Arc::new(Sleeper::new(Vec::with_capacity(slots))),
             reads: AtomicU64::new(0),
         });
+        let process = Process::current().map_err(|source| StartError::Memory { bytes: PAGE_BYTES.into(), source })?;
         let mut backend = Self {
             files,
             slots: Slots::new(options.slots),
@@ -83,7 +85,7 @@ impl PreadBackend {
             workers: Vec::with_capacity(threads as usize),
             shared,
             notes,
-            process: std::process::id(),
+            process,
             drained: false,
         };
         for i in 0..threads {
@@ -253,7 +255,7 @@ impl Backend for PreadBackend {
 
 impl Drop for PreadBackend {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.process.is_forked_child() {
             // A child of fork(2): the workers do not exist here, and their locks may be held for ever.
             self.workers.drain(..).for_each(std::mem::forget);
             std::mem::forget(self.shared.clone());

@@ -48,6 +48,8 @@ mod imp {
     }
 }
 
+#[cfg(not(loom))]
+pub mod process;
 pub mod seeded;
 
 pub use imp::*;

@@ -32,6 +32,7 @@ use super::{
     arena::PAGE_BYTES, slots::Slots,
 };
 use crate::StartError;
+use crate::sync::process::Process;
 use crate::sync::{Arc, thread};
 use bell::Bell;
 use engram_store::FileId;
@@ -99,6 +100,7 @@ impl UringPrepared {
         let slots = arena.slots();
         let setup::Granted { ring, .. } = &granted;
         let enter_fd = ring.as_raw_fd();
+        let process = Process::current().map_err(|source| StartError::Memory { bytes: PAGE_BYTES.into(), source })?;
         let mut backend = UringBackend {
             flags: Vec::new(),
             notes: granted.notes.clone(),
@@ -123,7 +125,7 @@ impl UringPrepared {
             failures: 0,
             enters: 0,
             replaced: 0,
-            process: std::process::id(),
+            process,
             drained: false,
             owner: thread::current().id(),
             held: ManuallyDrop::new(Held { ring: granted.ring, arena, bell_page: ManuallyDrop::new(bell_page) }),
@@ -195,7 +197,7 @@ pub struct UringBackend {
     notes: Vec<String>,
     enters: u64,
     replaced: u64,
-    process: u32,
+    process: Process,
     /// Whether somebody has waited for the end already; dropping then does not wait again.
     drained: bool,
     owner: thread::ThreadId,
@@ -605,7 +607,7 @@ impl Backend for UringBackend {
 
 impl Drop for UringBackend {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.process.is_forked_child() {
             // A child of fork(2): the ring is the parent's, and its pages are not mapped here. `held` is left as it is.
             return;
         }
