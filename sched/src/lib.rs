@@ -21,6 +21,8 @@ mod error;
 #[cfg(not(loom))]
 mod failure;
 #[cfg(not(loom))]
+mod geometry;
+#[cfg(not(loom))]
 pub mod io;
 mod limits;
 #[cfg(not(loom))]

@@ -120,7 +120,7 @@ mod resolve {
     use super::*;
     use crate::StartError;
     use crate::actor::IoActor;
-    use crate::core::Geometry;
+    use crate::geometry::Geometry;
     use crate::plan::{BANDS, PlanSlab};
     use engram_store::Table;
 

@@ -2,7 +2,8 @@
 
 use crate::actor::IoActor;
 use crate::batch::PAGE_BYTES;
-use crate::core::{Core, Geometry, OwnedOrder};
+use crate::core::Core;
+use crate::geometry::{Geometry, OwnedOrder};
 use crate::io::{BackendFactory, BackendOptions, BackendReport, FileSet, OsThreads, Pinned, SpawnThread};
 use crate::limits::Resolved;
 use crate::placement::{ACTORS_MAX, Placement};

@@ -11,10 +11,11 @@
 //! - A step slot serves the next step when its handle has let go, all its layers are complete and all its wishes taken
 //!   ([`crate::protocol::lease`]).
 
-use crate::core::{CellRef, Core, Geometry};
+use crate::core::{CellRef, Core};
 use crate::delivery::{Destination, Place};
 use crate::dest::Dests;
 use crate::failure::{Cause, Failure};
+use crate::geometry::Geometry;
 use crate::limits::{ROW_CELLS, Resolved};
 use crate::plan::PlanClass;
 use crate::protocol::fence::{FenceRegion, FenceStatus};
