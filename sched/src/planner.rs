@@ -516,7 +516,10 @@ impl Core {
                     let cell = actor.waiting.pop_front().expect("a cell for each planned position and table");
                     let (class, deadline_ns) = class(actor, table);
                     self.cells[cell.cell as usize].payload().class.store(class as u32, Ordering::Relaxed);
-                    self.raise_cell(cell.cell, class, deadline_ns);
+                    // A prompt's rows stay where they were planned: raised, they would stand among those of decoding requests.
+                    if class <= PlanClass::DecodeDemand {
+                        self.raise_cell(cell.cell, class, deadline_ns);
+                    }
                     self.bind_row(at(table), cell, wakes);
                 }
                 actor.cursor = pos + 1;
