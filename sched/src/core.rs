@@ -46,8 +46,6 @@ pub(crate) struct CellBody {
     pub(crate) entry: AtomicU32,
     /// A [`PlanClass`].
     pub(crate) class: AtomicU32,
-    /// When it was planned, nanoseconds of the scheduler's clock.
-    pub(crate) stamp_ns: AtomicU64,
 }
 
 /// In a cell's groups: no row of the group is wanted, its bytes are zeros.
@@ -93,7 +91,6 @@ pub(crate) struct CellWanted {
     pub(crate) deposits: usize,
     pub(crate) bytes: usize,
     pub(crate) class: PlanClass,
-    pub(crate) stamp_ns: u64,
 }
 
 /// A cell by its generation: once bound it goes its own way.
@@ -177,7 +174,6 @@ impl Core {
             row: AtomicU32::new(0),
             entry: AtomicU32::new(0),
             class: AtomicU32::new(0),
-            stamp_ns: AtomicU64::new(0),
         };
         let key = || GroupKey {
             table_order: AtomicU32::new(0),
@@ -301,7 +297,7 @@ impl Core {
 
     /// Takes a cell, against credit that the caller has taken.
     pub(crate) fn open_cell(&self, slot: u32, table: usize, wanted: &CellWanted) -> CellRef {
-        let &CellWanted { groups, deposits, bytes, class, stamp_ns } = wanted;
+        let &CellWanted { groups, deposits, bytes, class } = wanted;
         let cell = self.free_cells.pop().expect("cells are bounded by credit");
         let body = self.cells[cell as usize].payload();
         body.slot.store(slot, Ordering::Relaxed);
@@ -309,7 +305,6 @@ impl Core {
         body.groups_len.store(groups as u32, Ordering::Relaxed);
         body.bytes.store(bytes as u32, Ordering::Relaxed);
         body.class.store(class as u32, Ordering::Relaxed);
-        body.stamp_ns.store(stamp_ns, Ordering::Relaxed);
         CellRef { cell, generation: self.cells[cell as usize].init(deposits as u8) }
     }
 
@@ -366,7 +361,6 @@ impl Core {
         if at == 0 {
             self.zero(to, 0, total);
         }
-        layer.planned(body.stamp_ns.load(Ordering::Relaxed));
         self.cells[cell as usize].finish();
         self.count_rows(step, table, 1, wakes);
         self.free_cell(cell);

@@ -26,8 +26,6 @@ mod geometry;
 pub mod io;
 mod limits;
 #[cfg(not(loom))]
-mod measures;
-#[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
 mod message;

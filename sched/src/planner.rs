@@ -149,14 +149,6 @@ impl KeygenActor {
     }
 }
 
-/// How a position is wanted.
-#[derive(Clone, Copy)]
-struct Wanted {
-    class: PlanClass,
-    deadline_ns: u64,
-    stamp_ns: u64,
-}
-
 /// Why planning stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stopped {
@@ -490,7 +482,6 @@ impl Core {
         budget: &mut u32,
         wakes: &mut Wakes,
     ) -> Stopped {
-        let stamp_ns = self.now_ns();
         let step = self.steps.get(wish.step);
         if wish.step != index && !step.lease.is(wish.step_generation) {
             wish.at = wish.end; // it is over
@@ -552,8 +543,7 @@ impl Core {
             };
             for table in 0..tables {
                 let (class, deadline_ns) = class(actor, table);
-                let wanted = Wanted { class, deadline_ns, stamp_ns };
-                let cell = self.open_token_cell(index, table, &window, wanted, &mut actor.drafts[table]);
+                let cell = self.open_token_cell(index, table, &window, class, deadline_ns, &mut actor.drafts[table]);
                 self.bind_row(at(table), cell, wakes);
             }
             if fresh {
@@ -586,8 +576,8 @@ impl Core {
             let window = self.keygen.window_at(&actor.history, pos).expect("ids from the cursor on are kept");
             for table in 0..tables as usize {
                 let deadline_ns = now_ns + self.lead_ns(table);
-                let wanted = Wanted { class: actor.prefetch(pos), deadline_ns, stamp_ns: now_ns };
-                let cell = self.open_token_cell(index, table, &window, wanted, &mut actor.drafts[table]);
+                let class = actor.prefetch(pos);
+                let cell = self.open_token_cell(index, table, &window, class, deadline_ns, &mut actor.drafts[table]);
                 actor.waiting.push_back(cell);
             }
             actor.planned += 1;
@@ -601,14 +591,13 @@ impl Core {
         slot: u32,
         table: usize,
         window: &Window,
-        wanted: Wanted,
+        class: PlanClass,
+        deadline_ns: u64,
         draft: &mut PlanDraft,
     ) -> CellRef {
-        let Wanted { class, deadline_ns, stamp_ns } = wanted;
         let orders = if window.dead() { 0 } else { self.geometry.orders.len() };
         self.make_room(draft, orders, class, deadline_ns);
-        let wanted =
-            CellWanted { groups: orders, deposits: orders, bytes: self.geometry.token_bytes[table], class, stamp_ns };
+        let wanted = CellWanted { groups: orders, deposits: orders, bytes: self.geometry.token_bytes[table], class };
         let cell = self.open_cell(slot, table, &wanted);
         let mixes = self.keygen.mixes(self.geometry.keys[table], window);
         for (order, owned) in self.geometry.orders[..orders].iter().enumerate() {

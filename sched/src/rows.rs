@@ -133,7 +133,7 @@ fn read_window(core: &Core, table: usize, rows: &[RowId], out: &mut [u8]) -> Res
             thread::yield_now(); // cells of the last window give their credit back a moment after their bytes
         }
         let bytes = rows.len() * row_bytes;
-        let wanted = CellWanted { groups: 1, deposits: 1, bytes, class: PlanClass::Bulk, stamp_ns: now_ns };
+        let wanted = CellWanted { groups: 1, deposits: 1, bytes, class: PlanClass::Bulk };
         let cell = core.open_cell(step, table, &wanted);
         core.want_rows(cell.cell, table, 0, rows, &mut draft);
         core.bind_row(RowAt { step, generation: OWN, table, row, entry: 0 }, cell, &mut wakes);

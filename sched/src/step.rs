@@ -56,8 +56,6 @@ pub(crate) struct StepLayer {
     pub(crate) deadline_ns: AtomicU64,
     /// When the layer is ended, ready or not; `u64::MAX`: never.
     pub(crate) expires_ns: AtomicU64,
-    /// When the last of its rows was planned.
-    planned_ns: AtomicU64,
     /// A status that overrides what the rows say, 0: none.
     ended: AtomicU32,
     status: AtomicU32,
@@ -80,7 +78,6 @@ impl StepLayer {
             first_failed: AtomicU32::new(0),
             deadline_ns: AtomicU64::new(0),
             expires_ns: AtomicU64::new(u64::MAX),
-            planned_ns: AtomicU64::new(0),
             ended: AtomicU32::new(0),
             status: AtomicU32::new(0),
             dest: AtomicU32::new(0),
@@ -106,7 +103,6 @@ impl StepLayer {
         self.claimed.store(false, Ordering::Relaxed);
         self.deadline_ns.store(deadline_ns, Ordering::Relaxed);
         self.expires_ns.store(u64::MAX, Ordering::Relaxed);
-        self.planned_ns.store(0, Ordering::Relaxed);
         self.ended.store(0, Ordering::Relaxed);
         self.status.store(FenceStatus::Pending as u32, Ordering::Relaxed);
         self.rows_len.store(rows, Ordering::Relaxed);
@@ -163,17 +159,6 @@ impl StepLayer {
     /// How the layer ended. As above.
     pub(crate) fn status(&self) -> FenceStatus {
         FenceStatus::from_word(self.status.load(Ordering::Relaxed))
-    }
-
-    /// A cell that was planned at `stamp_ns` is delivered.
-    pub(crate) fn planned(&self, stamp_ns: u64) {
-        self.planned_ns.fetch_max(stamp_ns, Ordering::Relaxed);
-    }
-
-    /// When the last row delivered was planned; 0: no row.
-    #[expect(dead_code, reason = "the histogram of leads is wired next")]
-    pub(crate) fn planned_ns(&self) -> u64 {
-        self.planned_ns.load(Ordering::Relaxed)
     }
 }
 

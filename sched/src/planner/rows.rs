@@ -71,7 +71,6 @@ impl Core {
             deposits: groups[..orders].iter().filter(|rows| real(rows)).count(),
             bytes: self.geometry.token_bytes[table],
             class,
-            stamp_ns: self.now_ns(),
         };
         let cell = self.open_cell(index, table, &wanted);
         for (order, rows) in groups[..orders].iter().enumerate() {
