@@ -232,6 +232,14 @@ impl<'s> AwaitLayer<'s> {
         Ok(())
     }
 
+    /// Nothing yet, unless the wait has ended otherwise.
+    fn pending(&self) -> Poll<Result<LayerRows<'s>, AwaitError>> {
+        match self.ended().and_then(|()| Ok(self.core.check_open()?)) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
     /// Looks once; registers `waker` before it does.
     fn look(&mut self, waker: Option<&Waker>) -> Poll<Result<LayerRows<'s>, AwaitError>> {
         if self.core.is_forked_child() {
@@ -246,10 +254,7 @@ impl<'s> AwaitLayer<'s> {
                 if !slot.is_settled() {
                     // Another thread is about to cut the range: it takes a moment.
                     waker.inspect(|waker| waker.wake_by_ref());
-                    return match self.ended().and_then(|()| self.core.check_open().map_err(Into::into)) {
-                        Ok(()) => Poll::Pending,
-                        Err(error) => Poll::Ready(Err(error)),
-                    };
+                    return self.pending();
                 }
             }
             if let Err(error) = self.claim() {
@@ -260,10 +265,7 @@ impl<'s> AwaitLayer<'s> {
             && let Of::Request(req, _) = self.of
             && !self.ask(req, waker)
         {
-            return match self.ended().and_then(|()| self.core.check_open().map_err(Into::into)) {
-                Ok(()) => Poll::Pending,
-                Err(error) => Poll::Ready(Err(error)),
-            };
+            return self.pending();
         }
         let Stage::Claimed(table) = self.stage else {
             panic!("an await gives one result");

@@ -247,7 +247,7 @@ impl Core {
                     self.bind_own(index, slot, actor, wakes);
                 }
                 let stopped = self.plan(index, slot, actor, budget, wakes);
-                actor.drafts.iter_mut().for_each(|draft| self.send(draft));
+                self.send_drafts(actor);
                 slot.planned.store(actor.planned, Ordering::Relaxed);
                 stopped != Stopped::Budget
             }
@@ -262,7 +262,9 @@ impl Core {
         }
         // Who left a wish held the slot meanwhile: nothing comes after this.
         self.take_wishes(slot, actor);
-        self.fail_early(actor, wakes);
+        for wish in actor.early.drain(..) {
+            self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
+        }
         layers.iter().for_each(|l| l.gate.reset());
         slot.taker.reset();
         let _ = slot.bind.take();
@@ -349,11 +351,11 @@ impl Core {
         let planned = to.min(actor.planned).saturating_sub(from);
         self.counters.drafts_useful.add(planned);
         self.counters.drafts_shed.add(n - planned);
-        let tables = actor.drafts.len();
+        let (tables, now_ns) = (actor.drafts.len(), self.now_ns());
         for pos in from.max(actor.cursor)..to.min(actor.planned) {
             let first = (pos - actor.cursor) as usize * tables;
             for (table, at) in actor.waiting.range(first..first + tables).enumerate() {
-                self.raise_cell(at.cell, actor.prefetch(pos), self.now_ns() + self.lead_ns(table));
+                self.raise_cell(at.cell, actor.prefetch(pos), now_ns + self.lead_ns(table));
             }
         }
     }
@@ -433,12 +435,9 @@ impl Core {
         actor.planned = actor.cursor;
         self.cut_own(index, actor, actor.own.pos, wakes);
         slot.taker.withdraw();
-        for i in 0..actor.wishes.len() {
-            let wish = actor.wishes[i];
+        for wish in actor.wishes.drain(..).chain(actor.early.drain(..)) {
             self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
         }
-        actor.wishes.clear();
-        self.fail_early(actor, wakes);
         wakes.0.extend((0..actor.drafts.len() as u32).map(|table| (index, table)));
     }
 
@@ -605,6 +604,11 @@ impl Core {
             self.want_group(cell.cell, (table, order, mixes[owned.order]), draft);
         }
         cell
+    }
+
+    /// Sends the plans under construction.
+    fn send_drafts(&self, actor: &mut KeygenActor) {
+        actor.drafts.iter_mut().for_each(|draft| self.send(draft));
     }
 
     /// Sends a draft that has no room for `groups` more of this class and deadline.

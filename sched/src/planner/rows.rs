@@ -15,15 +15,12 @@ impl Core {
     pub(super) fn look_at_rows(&self, index: u32, actor: &mut KeygenActor, wakes: &mut Wakes) -> bool {
         let slot = &self.slots[index as usize];
         self.take_wishes(slot, actor);
-        let mut early = std::mem::take(&mut actor.early);
-        actor.wishes.append(&mut early);
-        actor.early = early;
+        actor.wishes.append(&mut actor.early);
         actor.wishes.retain(|wish| wish.at < wish.end && self.steps.get(wish.step).lease.is(wish.step_generation));
-        for i in 0..actor.wishes.len() {
+        'credit: for i in 0..actor.wishes.len() {
             while actor.wishes[i].at < actor.wishes[i].end {
                 if !slot.credit.take(1) {
-                    actor.drafts.iter_mut().for_each(|draft| self.send(draft));
-                    return true;
+                    break 'credit;
                 }
                 let wish = actor.wishes[i];
                 let lease = &self.steps.get(wish.step).lease;
@@ -38,7 +35,7 @@ impl Core {
                 lease.release();
             }
         }
-        actor.drafts.iter_mut().for_each(|draft| self.send(draft));
+        self.send_drafts(actor);
         true
     }
 

@@ -40,9 +40,7 @@ impl Core {
             }
         }
         let slot = &self.slots[index as usize];
-        let pos = own.pos.min(to);
-        let end = from.min(own.end).max(pos);
-        let end = if own.pos > to { pos } else { end };
+        let (pos, end) = (own.pos.min(to), own.end.min(to));
         actor.own = Wish { pos, end, at: own.at.clamp(pos, end), ..own };
         slot.set_range(pos, (end - pos) as u32);
     }
@@ -76,13 +74,7 @@ impl Core {
     pub(super) fn accept_wishes(&self, slot: &Slot, actor: &mut KeygenActor, wakes: &mut Wakes) {
         actor.wishes.retain(|wish| self.steps.get(wish.step).lease.is(wish.step_generation));
         let head = slot.mailbox.head();
-        let mut i = 0;
-        while let Some(&wish) = actor.early.get(i) {
-            if wish.after > head {
-                i += 1;
-                continue;
-            }
-            actor.early.remove(i);
+        for wish in actor.early.extract_if(.., |wish| wish.after <= head) {
             if actor.phase == Phase::Serving && wish.request_generation == actor.generation {
                 actor.wishes.push(wish);
             } else {
@@ -90,12 +82,6 @@ impl Core {
             }
         }
         self.cover(actor);
-    }
-
-    pub(super) fn fail_early(&self, actor: &mut KeygenActor, wakes: &mut Wakes) {
-        while let Some(wish) = actor.early.pop() {
-            self.fail_rows(&wish, wish.pos, wish.end, Cause::Cancelled, wakes);
-        }
     }
 
     /// The rows of positions `from..to` of a wish will not be what they should: its entry fails, in each layer that is not complete.
