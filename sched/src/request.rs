@@ -24,7 +24,7 @@ use crate::protocol::wish_list::WishList;
 use crate::scheduler::{Begin, RequestClass, RequestId};
 use crate::step::Wakes;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
-use engram_keygen::{History, Id, ImportError, Keygen, Profile, SeedError, Token};
+use engram_keygen::{History, Id, ImportError, Keygen, Profile, SeedError, Token, TokenOutOfRange};
 
 /// First bytes of an exported request: "engram request".
 const MAGIC: [u8; 4] = *b"EGRQ";
@@ -271,6 +271,25 @@ impl Core {
         if front.preempted { Err(TokenError::BadState("the request is preempted; resume it first")) } else { Ok(()) }
     }
 
+    /// A token that will stand at `pos`, as it is hashed.
+    fn check_token(&self, profile: Profile, tok: Token, live: bool, pos: u64) -> Result<Id, TokenError> {
+        let bad = |bad: TokenOutOfRange| TokenError::BadToken { tok, pos, vocab: bad.vocab };
+        self.keygen.id_for(profile, tok, live).map_err(bad)
+    }
+
+    /// Whether `count` more tokens can be recorded behind `kept`.
+    fn check_record(&self, slot: &Slot, kept: u64, count: u64) -> Result<(), TokenError> {
+        let planned = slot.planned.load(Ordering::Relaxed).min(kept);
+        let fits = kept - planned + count <= u64::from(self.limits.request_tokens);
+        if fits { Ok(()) } else { Err(TokenError::LimitReached("request_tokens_max")) }
+    }
+
+    /// Whether the request can be cut, or written again, from `pos` on.
+    fn check_kept(front: &Front, pos: u64) -> Result<(), TokenError> {
+        let oldest = front.history.oldest();
+        if pos < oldest { Err(TokenError::HistoryUnavailable { pos, oldest }) } else { Ok(()) }
+    }
+
     /// Gives messages to the actor: applies them, if nobody runs it, or leaves them in its mailbox. `change` is made to the front before
     /// anybody can see the messages; if it is not made, nothing has happened. `cuts`: how many of them are cuts.
     fn deliver(
@@ -338,18 +357,13 @@ impl Core {
             return Err(TokenError::LimitReached("position"));
         }
         for (i, &tok) in feed.toks.iter().enumerate() {
-            if self.keygen.id_for(profile, tok, feed.is_live(i)).is_err() {
-                return Err(TokenError::BadToken { tok, pos: pos + i as u64, vocab: self.keygen.vocab() });
-            }
+            self.check_token(profile, tok, feed.is_live(i), pos + i as u64)?;
         }
         let id = |i: usize| self.keygen.id_for(profile, feed.toks[i], feed.is_live(i)).expect("checked above");
         let change = Self::change(front, pos, feed.toks.len(), id)?;
         let count = feed.toks.len() - change.skip;
         let kept = change.cut.map_or(end, |cut| cut.min(end)) + u64::from(change.commit);
-        let planned = slot.planned.load(Ordering::Relaxed).min(kept);
-        if kept - planned + count as u64 > u64::from(self.limits.request_tokens) {
-            return Err(TokenError::LimitReached("request_tokens_max"));
-        }
+        self.check_record(slot, kept, count as u64)?;
         let skip = change.skip;
         let tokens = (0..count).map(|i| Message::Token { id: id(skip + i), prefill: feed.prefill });
         self.deliver(index, Messages::new(change, tokens), change.cuts(), wakes, || {
@@ -367,10 +381,7 @@ impl Core {
         let mut change = Change::default();
         let again = (end - pos).min(len as u64);
         if again > 0 {
-            let oldest = front.history.oldest();
-            if pos < oldest {
-                return Err(TokenError::HistoryUnavailable { pos, oldest });
-            }
+            Self::check_kept(front, pos)?;
             change.skip =
                 (0..again as usize).take_while(|&i| front.history.id_at(pos + i as u64) == Some(id(i))).count();
             if (change.skip as u64) < again {
@@ -412,9 +423,7 @@ impl Core {
                 return Err(TokenError::LimitReached("draft_tokens_max"));
             }
             for (i, &tok) in toks.iter().enumerate() {
-                if self.keygen.id_for(profile, tok, true).is_err() {
-                    return Err(TokenError::BadToken { tok, pos: pos + i as u64, vocab: self.keygen.vocab() });
-                }
+                self.check_token(profile, tok, true, pos + i as u64)?;
             }
             let id = |i: usize| self.keygen.id_for(profile, toks[i], true).expect("checked above");
             let there = &front.drafts[before..];
@@ -439,21 +448,9 @@ impl Core {
                 return Err(TokenError::BadState("accept: there are fewer drafts than that"));
             }
             let end = front.history.position() + u64::from(n);
-            let bonus = match bonus {
-                None => None,
-                Some(tok) => {
-                    Some(self.keygen.id_for(front.profile, tok, true).map_err(|bad| TokenError::BadToken {
-                        tok,
-                        pos: end,
-                        vocab: bad.vocab,
-                    })?)
-                }
-            };
+            let bonus = bonus.map(|tok| self.check_token(front.profile, tok, true, end)).transpose()?;
             let left = front.drafts.len() > n as usize;
-            let planned = slot.planned.load(Ordering::Relaxed).min(end);
-            if end - planned + u64::from(bonus.is_some()) > u64::from(self.limits.request_tokens) {
-                return Err(TokenError::LimitReached("request_tokens_max"));
-            }
+            self.check_record(slot, end, bonus.is_some().into())?;
             let change = Change { commit: n, cut: left.then_some(end), skip: 0 };
             let tokens = bonus.map(|id| Message::Token { id, prefill: false });
             self.deliver(req.slot(), Messages::new(change, tokens.into_iter()), change.cuts(), wakes, || {
@@ -465,18 +462,14 @@ impl Core {
         })
     }
 
-    pub(crate) fn rollback(&self, req: RequestId, to_pos: u64) -> Result<(), TokenError> {
+    pub(crate) fn rollback(&self, req: RequestId, pos: u64) -> Result<(), TokenError> {
         self.with_front(req, |_, front, wakes| {
             Self::serving(front)?;
             let end = front.history.position();
-            let pos = to_pos;
             if pos > end {
                 return Err(TokenError::Gap { end, pos });
             }
-            let oldest = front.history.oldest();
-            if pos < oldest {
-                return Err(TokenError::HistoryUnavailable { pos, oldest });
-            }
+            Self::check_kept(front, pos)?;
             let change = Change { cut: Some(pos), ..Change::default() };
             self.deliver(req.slot(), Messages::new(change, std::iter::empty()), change.cuts(), wakes, || {
                 Self::make(front, change)

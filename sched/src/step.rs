@@ -170,8 +170,19 @@ pub(crate) struct StepEntry {
     pub(crate) pos: AtomicU64,
     pub(crate) tokens: AtomicU32,
     pub(crate) row: AtomicU32,
-    /// Mailbox words of the request that came before.
+    /// Mailbox words of the request that came before; of a row read, its table.
     pub(crate) after: AtomicU64,
+}
+
+impl StepEntry {
+    /// Writes down what is wanted. For who owns the step.
+    pub(crate) fn describe(&self, step_generation: u32, request_generation: u32, pos: u64, tokens: u32, row: u32) {
+        self.step_generation.store(step_generation, Ordering::Relaxed);
+        self.request_generation.store(request_generation, Ordering::Relaxed);
+        self.pos.store(pos, Ordering::Relaxed);
+        self.tokens.store(tokens, Ordering::Relaxed);
+        self.row.store(row, Ordering::Relaxed);
+    }
 }
 
 /// See the module text.

@@ -273,13 +273,9 @@ impl Core {
             let deadline_ns = self.steps.layer(step.index, table).deadline_ns.load(Ordering::Relaxed);
             if spec.zero_fill { watchdog_ns.min(deadline_ns) } else { watchdog_ns }
         });
-        let first = (step.index - self.steps.first_slot) * self.steps.entries_max;
-        for (number, entry) in spec.entries.iter().enumerate() {
-            let slot = &self.slots[entry.req.slot() as usize];
-            let node = &self.steps.get(step.index).entries[number];
-            node.after.store(slot.mailbox.tail(), Ordering::Relaxed);
-            slot.wishes.push(first + number as u32, &self.steps.links);
-            self.run(entry.req.slot());
+        for (number, entry) in (0..).zip(spec.entries) {
+            let slot = entry.req.slot();
+            self.leave_wish(&step, number, slot, self.slots[slot as usize].mailbox.tail());
         }
         drop(held);
         Ok(self.commit_step(step, 0..tables))
@@ -293,13 +289,17 @@ impl Core {
         claimed.entries_len.store(spec.entries.len() as u32, Ordering::Relaxed);
         let mut row = 0;
         for (node, entry) in claimed.entries.iter().zip(spec.entries) {
-            node.step_generation.store(step.generation, Ordering::Relaxed);
-            node.request_generation.store(entry.req.generation(), Ordering::Relaxed);
-            node.pos.store(entry.pos, Ordering::Relaxed);
-            node.tokens.store(entry.tokens, Ordering::Relaxed);
-            node.row.store(row, Ordering::Relaxed);
+            node.describe(step.generation, entry.req.generation(), entry.pos, entry.tokens, row);
             row += entry.tokens;
         }
+    }
+
+    /// Leaves an entry's wish with a slot, whose mailbox words before `after` come first (of a row read it is the table), and runs the slot.
+    fn leave_wish(&self, step: &Claimed<'_>, number: u32, slot: u32, after: u64) {
+        self.steps.get(step.index).entries[number as usize].after.store(after, Ordering::Relaxed);
+        let node = (step.index - self.steps.first_slot) * self.steps.entries_max + number;
+        self.slots[slot as usize].wishes.push(node, &self.steps.links);
+        self.run(slot);
     }
 
     pub(crate) fn submit_dummy(&self, tokens: u32, dests: &[Dest]) -> Result<(u32, u32), StepError> {
@@ -364,20 +364,13 @@ impl Core {
         claimed.entries_len.store(rows.tokens, Ordering::Relaxed);
         for (token, node) in claimed.entries[..rows.tokens as usize].iter().enumerate() {
             // An entry for each token, so that each has its own failure; the first is the node of the wish for all of them.
-            node.step_generation.store(step.generation, Ordering::Relaxed);
-            node.pos.store(token as u64, Ordering::Relaxed);
-            node.tokens.store(1, Ordering::Relaxed);
-            node.row.store(token as u32, Ordering::Relaxed);
+            node.describe(step.generation, 0, token as u64, 1, token as u32);
         }
         self.begin_layer(&step, table, &setup);
         self.counters.steps.add(1);
         self.launch(&step, table..table + 1, |_| now_ns.saturating_add(self.limits.watchdog_ns));
         if rows.tokens > 0 {
-            let slot = self.limits.request_slots;
-            claimed.entries[0].after.store(table as u64, Ordering::Relaxed);
-            let first = (step.index - self.steps.first_slot) * self.steps.entries_max;
-            self.slots[slot as usize].wishes.push(first, &self.steps.links);
-            self.run(slot);
+            self.leave_wish(&step, 0, self.limits.request_slots, table as u64);
         }
         Ok(self.commit_step(step, table..table + 1))
     }

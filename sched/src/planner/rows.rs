@@ -42,7 +42,7 @@ impl Core {
     /// One token of a row read: a group for each order, of rows by id.
     fn plan_row_token(&self, index: u32, actor: &mut KeygenActor, wish: &Wish, wakes: &mut Wakes) {
         let step = self.steps.get(wish.step);
-        let table = wish.after as usize; // a row read comes after no message
+        let table = wish.after as usize; // see `leave_wish`: a row read comes after no message
         let token = (wish.at - wish.pos) as usize;
         let columns = self.geometry.columns;
         let mut ids = [0 as RowId; engram_keygen::ORDERS_MAX * engram_keygen::HEADS_MAX];
