@@ -85,25 +85,25 @@ counters! {
     read_pauses,
     /// Completions with a tag of no read in flight; 0 unless a backend is broken.
     completions_unknown,
-    /// Drafts that `accept` took.
+    /// Drafts that became tokens (`accept`, or the same tokens fed) after they had been planned.
     drafts_useful,
-    /// Drafts read and not taken.
+    /// Drafts that were dropped after they had been planned.
     drafts_wasted,
     /// Drafts that were taken or dropped before they were planned, for want of credit.
     drafts_shed,
-    /// Rows whose reading ahead was put off, by a limit.
+    /// Positions planned ahead that were let go of, to be planned again, because a step wanted others and credit was short.
     prefetch_shed,
     /// Of `group_joins`, those of groups that the same call had opened; the others joined what was in flight or held.
     group_joins_in_step,
-    /// Reads that ended after everybody who wanted their rows had gone.
+    /// Rows of a token and layer that were let go of while their reads were out, and came home then.
     late_completions,
     /// Entries of steps that failed, by layer.
     entries_failed,
-    /// Rows delivered as zeros because their deadline was missed, as asked for.
+    /// Rows delivered as zeros because a deadline (with `zero_fill`) or the watchdog came first.
     rows_zero_filled,
-    /// Fences that the watchdog completed.
+    /// Layers of steps that a deadline (with `zero_fill`) or the watchdog ended.
     fence_timeouts,
-    /// Steps submitted, dummies not included.
+    /// Steps submitted, row reads and dummies included.
     steps,
     /// Dummy steps submitted.
     steps_dummy,
