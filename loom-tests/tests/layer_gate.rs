@@ -76,19 +76,31 @@ impl Layer {
     }
 }
 
-fn copiers(layer: &Arc<Layer>) -> Vec<thread::JoinHandle<()>> {
-    (0..2)
-        .map(|at| {
-            let layer = Arc::clone(layer);
-            thread::spawn(move || layer.copy(at))
-        })
-        .collect()
+/// A thread that copies a row.
+fn copier(layer: &Arc<Layer>, at: usize) -> thread::JoinHandle<()> {
+    let layer = Arc::clone(layer);
+    thread::spawn(move || layer.copy(at))
+}
+
+/// A thread that closes the scheduler.
+fn closer(layer: &Arc<Layer>) -> thread::JoinHandle<()> {
+    let layer = Arc::clone(layer);
+    thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
+}
+
+/// A layer that waits for its last row, the second of two.
+fn all_but_the_last() -> Arc<Layer> {
+    let layer = Layer::new();
+    layer.gate.arm(2);
+    layer.count();
+    layer.copy(0);
+    layer
 }
 
 fn two_copiers() {
     let layer = Layer::new();
     layer.gate.arm(2);
-    let threads = copiers(&layer);
+    let threads = [copier(&layer, 0), copier(&layer, 1)];
     layer.count();
     assert!(layer.wait());
     layer.look();
@@ -118,32 +130,20 @@ fn last_copy_against_sleep() {
     let layer = Layer::new();
     layer.gate.arm(1);
     layer.count();
-    let last = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.copy(0))
-    };
+    let last = copier(&layer, 0);
     woken_or_done(&layer, vec![last], || false);
 }
 
 fn shutdown_against_sleep() {
     let layer = Layer::new();
     layer.gate.arm(1);
-    let closer = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
-    };
+    let closer = closer(&layer);
     woken_or_done(&layer, vec![closer], || layer.closing.reason() != 0);
 }
 
 fn dropped_future() {
-    let layer = Layer::new();
-    layer.gate.arm(2);
-    layer.count();
-    layer.copy(0);
-    let last = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.copy(1))
-    };
+    let layer = all_but_the_last();
+    let last = copier(&layer, 1);
     // Polled once with a waker that nobody listens to, dropped, and waited for again.
     let first = block_on(poll_fn(|cx| Poll::Ready(layer.gate.poll(cx.waker()))));
     assert!(first || layer.wait());
@@ -154,27 +154,15 @@ fn dropped_future() {
 fn shutdown_against_waiter() {
     let layer = Layer::new();
     layer.gate.arm(1);
-    let closer = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
-    };
+    let closer = closer(&layer);
     assert!(!layer.wait());
     closer.join().unwrap();
 }
 
 fn shutdown_against_last_copy() {
-    let layer = Layer::new();
-    layer.gate.arm(2);
-    layer.count();
-    layer.copy(0);
-    let closer = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.closing.close(1, || layer.gate.wake()))
-    };
-    let last = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.copy(1))
-    };
+    let layer = all_but_the_last();
+    let closer = closer(&layer);
+    let last = copier(&layer, 1);
     if layer.wait() {
         layer.look();
     }
@@ -183,14 +171,8 @@ fn shutdown_against_last_copy() {
 }
 
 fn hold_against_last_copy() {
-    let layer = Layer::new();
-    layer.gate.arm(2);
-    layer.count();
-    layer.copy(0);
-    let last = {
-        let layer = Arc::clone(&layer);
-        thread::spawn(move || layer.copy(1))
-    };
+    let layer = all_but_the_last();
+    let last = copier(&layer, 1);
     if layer.gate.hold() {
         // SAFETY: the gate cannot open under its holder.
         assert_eq!(layer.finished.with(|f| unsafe { *f }), 0, "the layer was finished under a holder");

@@ -2,8 +2,10 @@
 //! answer, nothing hangs, nothing of an old life reaches a new one.
 
 mod fault_support;
+#[macro_use]
+mod pass_on;
 
-use engram_sched_core::io::{Backend, BackendReport, Completion, ReadOp, SimulatedFault as Fault, Wait, WakeBackend};
+use engram_sched_core::io::{Backend, BackendReport, SimulatedFault as Fault, WakeBackend};
 use engram_sched_core::{AwaitError, Closed, ReadRowsError, ShutdownError, TokenError};
 use engram_store::FileId;
 use fault_support::common::{Kind, write_model};
@@ -265,24 +267,8 @@ impl Saboteur {
 }
 
 impl Backend for Saboteur {
-    fn alignment(&self, file: FileId) -> u32 {
-        self.inner.alignment(file)
-    }
-    fn slot_bytes(&self) -> u32 {
-        self.inner.slot_bytes()
-    }
-    fn slots(&self) -> u32 {
-        self.inner.slots()
-    }
-    fn queue(&mut self, op: ReadOp) {
-        self.inner.queue(op);
-    }
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-    fn reap(&mut self, wait: Wait, out: &mut Vec<Completion>) -> Result<(), i32> {
-        self.inner.reap(wait, out)
-    }
+    pass_on!(alignment, slot_bytes, slots, queue, submit, reap);
+
     fn slot(&self, slot: u32) -> &[u8] {
         // The actor indexes what it gets: an empty slice makes the actor itself panic, in the middle of a deposit.
         if self.is(LOSES_BYTES) { &[] } else { self.inner.slot(slot) }

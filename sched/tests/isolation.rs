@@ -1,12 +1,13 @@
 //! What one party does wrong, or slowly, stays with it: panics of an embedder's code, hung reads, bulk work, unusual geometries.
 
 mod common;
+#[macro_use]
+mod pass_on;
 
 use common::{Kind, keygen, write_model};
 use engram_keygen::{History, Keygen, Spec, Token};
 use engram_sched_core::io::{
-    Backend, BackendFactory, BackendReport, Completion, ReadOp, SimulatedBackend, SimulatedDisk, SimulatedFault, Wait,
-    WakeBackend,
+    Backend, BackendFactory, ReadOp, SimulatedBackend, SimulatedDisk, SimulatedFault, WakeBackend,
 };
 use engram_sched_core::{AwaitError, Begin, Closed, Limits, Parts, RequestClass, Scheduler, StartOptions};
 use engram_store::{DataFile, FileId, Part, Shard, Table};
@@ -34,44 +35,10 @@ impl WakeBackend for Waker {
 }
 
 impl Backend for PanickyWaker {
-    fn alignment(&self, file: FileId) -> u32 {
-        self.inner.alignment(file)
-    }
-
-    fn slot_bytes(&self) -> u32 {
-        self.inner.slot_bytes()
-    }
-
-    fn slots(&self) -> u32 {
-        self.inner.slots()
-    }
-
-    fn queue(&mut self, op: ReadOp) {
-        self.inner.queue(op);
-    }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn reap(&mut self, wait: Wait, out: &mut Vec<Completion>) -> Result<(), i32> {
-        self.inner.reap(wait, out)
-    }
-
-    fn slot(&self, slot: u32) -> &[u8] {
-        self.inner.slot(slot)
-    }
+    pass_on!(alignment, slot_bytes, slots, queue, submit, reap, slot, drain, report);
 
     fn waker(&self) -> Arc<dyn WakeBackend> {
         Arc::new(Waker { inner: self.inner.waker(), panics: Arc::clone(&self.panics) })
-    }
-
-    fn drain(&mut self, timeout: Duration) -> usize {
-        self.inner.drain(timeout)
-    }
-
-    fn report(&self) -> BackendReport {
-        self.inner.report()
     }
 }
 

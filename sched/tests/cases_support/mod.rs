@@ -2,6 +2,10 @@
 //! are made, and interfered with, on their actor's thread.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+#[macro_use]
+#[path = "../pass_on/mod.rs"]
+mod pass_on;
+
 use crate::fault_support::common::{Kind, Oracle, start, write_model};
 use crate::fault_support::{Lcg, Walk, token, try_drain};
 use engram_sched_core::io::{
@@ -187,21 +191,11 @@ impl Struck {
 }
 
 impl Backend for Struck {
-    fn alignment(&self, file: FileId) -> u32 {
-        self.inner.alignment(file)
-    }
-    fn slot_bytes(&self) -> u32 {
-        self.inner.slot_bytes()
-    }
-    fn slots(&self) -> u32 {
-        self.inner.slots()
-    }
+    pass_on!(alignment, slot_bytes, slots, submit, slot, waker, drain, report);
+
     fn queue(&mut self, op: ReadOp) {
         self.out.insert(op.tag, op);
         self.inner.queue(op);
-    }
-    fn submit(&mut self) {
-        self.inner.submit();
     }
     fn reap(&mut self, wait: Wait, out: &mut Vec<Completion>) -> Result<(), i32> {
         let before = out.len();
@@ -211,17 +205,5 @@ impl Backend for Struck {
             completion.result = (self.strike)(&op, completion.result);
         }
         Ok(())
-    }
-    fn slot(&self, slot: u32) -> &[u8] {
-        self.inner.slot(slot)
-    }
-    fn waker(&self) -> Arc<dyn WakeBackend> {
-        self.inner.waker()
-    }
-    fn drain(&mut self, timeout: Duration) -> usize {
-        self.inner.drain(timeout)
-    }
-    fn report(&self) -> BackendReport {
-        self.inner.report()
     }
 }
